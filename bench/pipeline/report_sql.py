@@ -16,8 +16,8 @@ import duckdb
 
 SCRIPTS: Final = Path(__file__).with_name("sql")
 TABLES: Final = (
-    "account", "repeated", "groups", "topics", "windows", "hot_keys", "backlog", "slow_produces", "stragglers",
-    "advice", "timeouts", "survival", "anomalies",
+    "account", "repeated", "groups", "topics", "windows", "hot_keys", "backlog", "slow_produces",
+    "stragglers", "advice", "near_misses", "timeouts", "survival", "anomalies",
 )  # fmt: skip
 COUNTS: Final = (
     "registered", "refused", "ended", "satisfied", "failed", "expired", "cancelled", "shutting_down", "unfinished",
@@ -65,7 +65,7 @@ def make_tables(connection: duckdb.DuckDBPyConnection) -> None:
         ("topic_windows", "window_start, topic, kind", "item = 0"),
     ):
         connection.execute(roll_up(name, keys, of))
-    for script in ("waits", "stragglers", "advice", "anomalies"):
+    for script in ("near_misses", "waits", "stragglers", "advice", "anomalies"):
         run_script(connection, script)
 
 

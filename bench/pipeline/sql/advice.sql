@@ -8,7 +8,7 @@ WITH large AS (
 )
 SELECT * FROM curve SEMI JOIN large USING (topic, kind)
 UNION ALL BY NAME
-SELECT NULL AS topic, kind, waited_ms, sum(satisfied)::BIGINT AS satisfied, sum(failed)::BIGINT AS failed,
+SELECT NULL AS topic, kind, waited_ms, sum(satisfied)::BIGINT AS satisfied, sum(done)::BIGINT AS done, sum(failed)::BIGINT AS failed,
     sum(cancelled)::BIGINT AS cancelled, sum(expired)::BIGINT AS expired, sum(entered)::BIGINT AS entered,
     sum(censored)::BIGINT AS censored
 FROM curve GROUP BY ALL;
@@ -34,10 +34,9 @@ FROM sums;
 -- Operations that end in one call: the variance of each curve, over that of operations that end one by one.
 CREATE OR REPLACE TEMP TABLE influences AS
 SELECT h.topic, h.kind, o.run_id, o.call_number, o.waited_ms,
-    passed - if(o.outcome IN ('satisfied', 'failed', 'cancelled'), 1 / greatest(at_risk, 1), 0) AS influence
-FROM outcomes o JOIN hazards h
-    ON (h.topic IS NULL OR h.topic = o.topic) AND h.kind = o.kind AND h.waited_ms = o.waited_ms
-WHERE item = 0;
+    passed - if(o.outcome IN ('satisfied', 'reached', 'failed', 'cancelled'), 1 / greatest(at_risk, 1), 0) AS influence
+FROM ended o JOIN hazards h
+    ON (h.topic IS NULL OR h.topic = o.topic) AND h.kind = o.kind AND h.waited_ms = o.waited_ms;
 CREATE OR REPLACE TEMP TABLE widenings AS
 WITH places AS (
     SELECT topic, kind, ladder.at_ms, arg_max(passed, waited_ms) AS passed, arg_max(variance, waited_ms) AS alone
@@ -63,7 +62,7 @@ WITH widths AS (
     FROM hazards h LEFT JOIN widenings w ON h.topic IS NOT DISTINCT FROM w.topic AND h.kind = w.kind
         AND waited_ms >= at_ms AND (waited_ms < next_ms OR next_ms IS NULL)
 )
-SELECT topic, kind, waited_ms, satisfied + failed + cancelled + censored AS operations, satisfied AS done, expired,
+SELECT topic, kind, waited_ms, satisfied + failed + cancelled + censored AS operations, done, expired,
     at_risk, left_until, is_known, waiting,
     if(is_over, NULL, exp(logarithm * exp(width))) AS waiting_low,
     if(is_over, NULL, exp(logarithm * exp(-width))) AS waiting_high,
@@ -140,6 +139,16 @@ SELECT c.topic, c.kind, r.timeout_ms, coalesce(r.timeout_ms = c.timeout_ms, FALS
     if(expires IS NULL, NULL, coalesce(cancelled, 0)) AS cancelled, left_until / operations AS estimated
 FROM read_off r JOIN (SELECT *, seen_until_ms > 0 OR operations >= 10 AS seen FROM curves) c
     ON c.topic IS NOT DISTINCT FROM r.topic AND c.kind = r.kind;
+CREATE OR REPLACE TEMP TABLE near_misses AS
+WITH large AS (SELECT DISTINCT topic, kind FROM counts WHERE topic IS NOT NULL), twice AS (
+    SELECT * FROM missed SEMI JOIN large USING (topic, kind) UNION ALL BY NAME SELECT * REPLACE (NULL AS topic) FROM missed
+)
+SELECT topic, kind, count(*) AS expired, count(*) FILTER (fate = 'reached') AS reached, reached / expired AS reached_share,
+    quantile_disc(waited_ms - timeout_ms, 0.5) FILTER (fate = 'reached') AS late_p50_ms,
+    quantile_disc(waited_ms - timeout_ms, 0.9) FILTER (fate = 'reached') AS late_p90_ms,
+    quantile_disc(waited_ms - timeout_ms, 0.99) FILTER (fate = 'reached') AS late_p99_ms,
+    max(waited_ms - timeout_ms) FILTER (fate = 'reached') AS late_max_ms
+FROM twice GROUP BY topic, kind;
 CREATE OR REPLACE TEMP TABLE advice AS
 WITH observed AS (
     SELECT topic, kind, timeout_ms, expired FROM expired_under

@@ -43,13 +43,19 @@ SELECT topic, partition, kind, deepest, run_id, make_timestamptz(((deepest << 42
 CREATE OR REPLACE TEMP TABLE timeouts_used AS
 SELECT topic, kind, timeout_ms, count(*) AS operations FROM registrations
 WHERE item = 0 AND refusal_code = 0 GROUP BY ALL;
+CREATE OR REPLACE TEMP TABLE ended AS
+SELECT topic, kind, run_id, call_number, waited_ms, outcome FROM outcomes
+WHERE item = 0 AND NOT (outcome = 'expired' AND kind IN ('produce', 'delete_records', 'signal'))
+UNION ALL SELECT topic, kind, run_id, call_number, waited_ms, fate FROM missed;
 CREATE OR REPLACE TEMP TABLE curve AS
-SELECT topic, kind, waited_ms, count(*) FILTER (outcome = 'satisfied') AS satisfied,
+SELECT topic, kind, waited_ms, count(*) FILTER (outcome IN ('satisfied', 'reached')) AS satisfied,
+    count(*) FILTER (outcome = 'satisfied') AS done,
     count(*) FILTER (outcome = 'failed') AS failed, count(*) FILTER (outcome = 'cancelled') AS cancelled,
-    count(*) FILTER (outcome = 'expired') AS expired, count(*) FILTER (outcome = 'entered') AS entered,
-    count(*) FILTER (outcome NOT IN ('satisfied', 'failed', 'cancelled', 'entered')) AS censored
+    count(*) FILTER (outcome IN ('expired', 'reached')) AS expired,
+    count(*) FILTER (outcome = 'entered') AS entered,
+    count(*) FILTER (outcome NOT IN ('satisfied', 'reached', 'failed', 'cancelled', 'entered')) AS censored
 FROM (
-    SELECT topic, kind, waited_ms, outcome FROM outcomes WHERE item = 0
+    SELECT topic, kind, waited_ms, outcome FROM ended
     UNION ALL SELECT topic, kind, waited_ms, 'unfinished' FROM unfinished WHERE item = 0 AND waited_ms IS NOT NULL
     UNION ALL SELECT topic, kind, entered_ms, 'entered' FROM carried_in WHERE item = 0
 ) GROUP BY ALL;

@@ -23,6 +23,7 @@ from purgatory_pipeline.report.facts import (
     UNFINISHED,
     has_ended,
 )
+from purgatory_pipeline.report.near_misses import LOOKED_UP, REACHED
 from purgatory_pipeline.report.report_tables import ADVICE, SURVIVAL, TIMEOUTS
 
 IN_USE_MAX: Final = 3
@@ -60,14 +61,18 @@ def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
     return {str(kind): [*of_kind] for kind, of_kind in rows.groupby("kind")["topic"]}
 
 
-def waited_counts(facts: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Operations by topic, kind, fate, time waited and (of what expired) timeout, from condensed facts. The topic is
-    null for smaller topics.
+def waited_counts(facts: DataFrame, missed: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Operations by topic, kind, fate, time waited and (of what expired) timeout, from condensed facts and
+    `near_misses`. The topic is null for smaller topics.
     """
-    counted = has_ended() | F.col("fate").isin(UNFINISHED, CARRIED_IN)
+    is_missed = F.col("kind").isin(*LOOKED_UP) & (F.col("fate") == EXPIRED)
+    counted = (has_ended() | F.col("fate").isin(UNFINISHED, CARRIED_IN)) & ~is_missed
     seen = facts.where(counted & (F.col("operations") > 0)).where("waited_ms is not null")
     timeout_ms = F.when(F.col("fate") == EXPIRED, F.col("waited_ms") - F.col("lateness_ms"))
-    return _of_large(seen.withColumn("timeout_ms", timeout_ms), largest, "fate", "waited_ms", "timeout_ms").toPandas()
+    columns = ["topic", "kind", "fate", "waited_ms", "timeout_ms", "operations"]
+    both = seen.withColumn("timeout_ms", timeout_ms).select(*columns)
+    both = both.unionAll(missed.withColumn("operations", F.lit(1).cast("bigint")).select(*columns))
+    return _of_large(both, largest, "fate", "waited_ms", "timeout_ms").toPandas()
 
 
 def timeout_counts(registered: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
@@ -106,7 +111,9 @@ def _of_large(rows: DataFrame, largest: Mapping[str, Sequence[str]], *columns: s
 def advise(
     counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] = (), widening: Widening | None = None
 ) -> dict[str, pa.Table]:
-    """Makes the three tables, by name, from `waited_counts` and `timeouts_in_use`."""
+    """Makes the three tables, by name, from `waited_counts` and `timeouts_in_use`. What expired counts as satisfied at
+    the time at which its mark was REACHED.
+    """
     advice: list[Row] = []
     timeouts: list[Row] = []
     points: list[Row] = []
@@ -120,7 +127,7 @@ def advise(
         owned = used.get((topic, kind), [])
         judged = {timeout_ms: curve.expires(timeout_ms) for timeout_ms in _candidates(curve, owned, asked_ms)}
         head: Row = {"topic": topic, "kind": kind}
-        row = head | _needs(curve, int(frame[SATISFIED].sum()), int(frame[EXPIRED].sum()))
+        row = head | _needs(curve, int(frame["done"].sum()), int(frame[EXPIRED].sum()))
         row |= _use(owned, judged, _expired_under(counts, topic, kind))
         advice.append(row | {"sentence": sentence(row, judged)})
         for timeout_ms, share in judged.items():
@@ -176,8 +183,13 @@ def percent(share: float) -> str:
 
 def _curves(counts: pd.DataFrame) -> Iterator[tuple[CurveKey, pd.DataFrame]]:
     """Yields the counts by time waited of each curve."""
-    fates: dict[str, pd.Series[bool]] = {fate: counts["fate"] == fate for fate in (*COMPETING, EXPIRED, CARRIED_IN)}
-    fates["censored"] = ~counts["fate"].isin([*COMPETING, CARRIED_IN])
+    is_fate: dict[str, pd.Series[bool]] = {fate: counts["fate"] == fate for fate in (*COMPETING, CARRIED_IN, REACHED)}
+    fates = is_fate | {
+        "done": is_fate[SATISFIED],
+        SATISFIED: is_fate[SATISFIED] | is_fate[REACHED],
+        EXPIRED: counts["fate"].isin([EXPIRED, REACHED]),
+        "censored": ~counts["fate"].isin([*is_fate]),
+    }
     split = counts.assign(**{name: counts["operations"].where(is_so, 0) for name, is_so in fates.items()})
     both = pd.concat([split.assign(topic=ALL), split.dropna(subset=["topic"])])
     for (topic, kind), rows in both.groupby(["topic", "kind"], dropna=False):
@@ -195,7 +207,7 @@ def _estimate(frame: pd.DataFrame, widening: Floats | None = None) -> Curve:
 
 def _expired_under(counts: pd.DataFrame, topic: str | None, kind: str) -> Mapping[int, int]:
     """How many operations of a curve expired, by timeout."""
-    of_curve = (counts["kind"] == kind) & (counts["fate"] == EXPIRED)
+    of_curve = (counts["kind"] == kind) & counts["fate"].isin([EXPIRED, REACHED])
     if topic is not ALL:
         of_curve &= counts["topic"] == topic
     sums: Mapping[int, int] = counts[of_curve].groupby("timeout_ms")["operations"].sum().to_dict()

@@ -12,16 +12,23 @@ from pyspark.sql import functions as F
 
 from purgatory_pipeline.report.advice import ALL, COMPETING, CurveKey
 from purgatory_pipeline.report.estimates import VARIANCES_AT_MS, Curve, Floats, cluster_variances, widened
+from purgatory_pipeline.report.facts import EXPIRED
+from purgatory_pipeline.report.near_misses import LOOKED_UP, REACHED
 
 COLLECTED_ROWS_MAX: Final = 200_000
 """Up to this many ends are added up on the driver, which starts no Python worker."""
 _SUMS: Final = "curve int, place int, variance double"
 
 
-def operation_ends(outcomes: DataFrame) -> DataFrame:
-    """A row for each operation that ended: its topic, kind, ending call and wait, and whether a timeout cut it off."""
-    has_ended = F.col("outcome").isin(*COMPETING).alias("has_ended")
-    return outcomes.where("item = 0").select("topic", "kind", "run_id", "call_number", "waited_ms", has_ended)
+def operation_ends(outcomes: DataFrame, missed: DataFrame) -> DataFrame:
+    """A row for each operation that ended: its topic, kind, ending call and wait, and whether it ended by itself. An
+    expired one whose mark was reached later ends with that call (see `near_misses`).
+    """
+    is_missed = F.col("kind").isin(*LOOKED_UP) & (F.col("outcome") == EXPIRED)
+    own = outcomes.where((F.col("item") == 0) & ~is_missed)
+    row = ("topic", "kind", "run_id", "call_number", "waited_ms")
+    both = own.select(*row, F.col("outcome").isin(*COMPETING).alias("has_ended"))
+    return both.unionAll(missed.select(*row, (F.col("fate") == REACHED).alias("has_ended")))
 
 
 def widening(ends: DataFrame, curves: Mapping[CurveKey, Curve]) -> dict[CurveKey, Floats]:

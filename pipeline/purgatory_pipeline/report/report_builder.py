@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from purgatory.engine import codes
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.location import Location, write_file
-from purgatory_pipeline.report import advice, anomalies, ending_calls, rollups, stragglers
+from purgatory_pipeline.report import advice, anomalies, ending_calls, near_misses, rollups, stragglers
 from purgatory_pipeline.report.facts import (
     ENDS,
     SATISFIED,
@@ -144,15 +144,17 @@ def _derive(
     """The second step: all tables but the backlog, from the counts; for slow produces, from their rows too."""
     levels = pool.submit(_of_levels, counts.facts, counts.few, options)
     largest = advice.largest_topics(counts.few, options.topics_max)
-    waited = advice.waited_counts(counts.few, largest)
+    missed = near_misses.near_misses(outcomes, events).localCheckpoint()
+    waited = advice.waited_counts(counts.few, missed, largest)
     slow_over_ms = _slow_over_ms(waited, options)
     slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
     held = stragglers.held_counts(stragglers.held_back(slow, events))
     in_use = advice.timeouts_in_use(advice.timeout_counts(counts.registered, largest))
-    ends = ending_calls.operation_ends(outcomes)
+    ends = ending_calls.operation_ends(outcomes, missed)
     advised = advice.advise(waited, in_use, options.timeouts_ms, partial(ending_calls.widening, ends))
     computed, known = levels.result()
     known |= {"slow_produces": stragglers.slow_produces(held), "stragglers": stragglers.stragglers(held), **advised}
+    known["near_misses"] = near_misses.near_miss_table(waited)
     totals = {name: sum(known["windows"].column(name).to_pylist()) for name in TOTALS}
     return Report(counts.registered.sparkSession, computed, known, totals, slow_over_ms, (counts.facts,))
 

@@ -15,7 +15,7 @@ from purgatory_pipeline.report.anomalies_section import anomalies_section, anoma
 from purgatory_pipeline.report.keys_section import backlog_section, hot_keys_section
 from purgatory_pipeline.report.report_tables import TABLES, ReportInfo
 from purgatory_pipeline.report.stragglers_section import straggler_finding, stragglers_section
-from purgatory_pipeline.report.timeouts_section import advice_findings, advice_section
+from purgatory_pipeline.report.timeouts_section import advice_findings, advice_section, near_miss_findings
 from purgatory_pipeline.report.window_sections import (
     WindowSeries,
     lateness_section,
@@ -37,12 +37,13 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
         findings=(
             *straggler_finding(frames["stragglers"]),
             *advice_findings(frames["advice"]),
+            *near_miss_findings(frames["near_misses"]),
             *anomaly_findings(frames["anomalies"], info.window_ms),
         ),
         sections=(
             load_section(lines),
             waits_section(frames["topics"], lines),
-            advice_section(frames["advice"], frames["timeouts"], frames["survival"]),
+            advice_section(frames["advice"], frames["timeouts"], frames["survival"], frames["near_misses"]),
             stragglers_section(frames["stragglers"], frames["slow_produces"], info),
             lateness_section(frames["topics"], lines),
             backlog_section(frames["backlog"], span),

@@ -232,8 +232,8 @@ STRAGGLERS: Final = ResultTable(
 )
 ADVICE: Final = ResultTable(
     "advice",
-    "How long operations need, estimated from all of them: those that did not come to their condition (expired, "
-    "failed, cancelled, shut down, unfinished) count as waiting longer than was seen (Kaplan-Meier). Bounds: 95 %.",
+    "How long operations wait until they end by themselves: are satisfied, fail or are cancelled. Expired ones count "
+    "with the time at which their mark was reached later; the rest is estimated (Aalen-Johansen). Bounds: 95 %.",
     ("topic", "kind"),
     ("-operations", "topic", "kind"),
     (
@@ -271,6 +271,23 @@ ADVICE: Final = ResultTable(
         ResultColumn("sentence", TEXT, "the advice in words"),
     ),
 )
+NEAR_MISSES: Final = ResultTable(
+    "near_misses",
+    "Expired waits for marks and signals whose mark was reached later, and how long after their timeout.",
+    ("topic", "kind"),
+    ("-expired", "topic", "kind"),
+    (
+        _TOPIC_OR_ALL,
+        _KIND,
+        ResultColumn("expired", COUNT, "operations that expired"),
+        ResultColumn("reached", COUNT, "of these, reached later in the rows that were read"),
+        ResultColumn("reached_share", SHARE, "reached / expired"),
+        ResultColumn("late_p50_ms", MS, "half of these were reached within this time after the timeout"),
+        ResultColumn("late_p90_ms", MS, "90 %"),
+        ResultColumn("late_p99_ms", MS, "99 %"),
+        ResultColumn("late_max_ms", MS, "the last"),
+    ),
+)
 TIMEOUTS: Final = ResultTable(
     "timeouts",
     "What other timeouts would do: how operations would end under each. `expires` + `satisfied` + `failed` + "
@@ -287,7 +304,7 @@ TIMEOUTS: Final = ResultTable(
         ResultColumn("expires_high", SHARE, "upper bound"),
         *_COMPETING,
         ResultColumn(
-            "estimated", SHARE, "share of operations that left before this time; of them only an estimate is known"
+            "estimated", SHARE, "share of operations that left before this time and whose mark was not seen later"
         ),
     ),
 )
@@ -326,8 +343,8 @@ ANOMALIES: Final = ResultTable(
 )
 
 _IN_ORDER: Final = (
-    INTAKE, GROUPS, TOPICS, WINDOWS, BACKLOG, HOT_KEYS, SLOW_PRODUCES, STRAGGLERS, ADVICE, TIMEOUTS, SURVIVAL,
-    ANOMALIES,
+    INTAKE, GROUPS, TOPICS, WINDOWS, BACKLOG, HOT_KEYS, SLOW_PRODUCES, STRAGGLERS, ADVICE, NEAR_MISSES, TIMEOUTS,
+    SURVIVAL, ANOMALIES,
 )  # fmt: skip
 TABLES: Final[Mapping[str, ResultTable]] = MappingProxyType({table.name: table for table in _IN_ORDER})
 """In reading order. The page gets a pandas frame for each, with these columns."""

@@ -3,7 +3,8 @@ ended it.
 
 A produce is satisfied when the last in-sync replica reaches its offset, so the last replica's event is in the same call
 as the outcome. The second-last replica is searched for during the wait: a replica that had the offset before the
-registration held nothing back.
+registration held nothing back. Events are read from 256 ms before the registration on: a replica that had the offset in
+this time and repeats it later is known to have had it before.
 """
 
 from typing import Final
@@ -11,61 +12,94 @@ from typing import Final
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from purgatory.engine import codes
-from purgatory.extensions.archive.schema import ACCEPTED
 from purgatory_pipeline.report.estimates import MILLION, quantiles
 from purgatory_pipeline.report.report_tables import SLOW_PRODUCES, STRAGGLERS
 
-APPEND: Final = codes.EVENT_NAMES[codes.LEADER_APPEND]
-PROGRESS: Final = codes.EVENT_NAMES[codes.FOLLOWER_PROGRESS]
-TOLD: Final = codes.EVENT_NAMES[codes.HIGH_WATERMARK]
-IN_SYNC: Final = codes.EVENT_NAMES[codes.IN_SYNC_REPLICAS]
-LEADERSHIP: Final = codes.EVENT_NAMES[codes.LEADERSHIP]
-
-CAUSES: Final = ("unknown", "told", "left", "leader", "follower")
-"""From least to most certain. An operation over several partitions takes its most certain cause."""
-
 HELD: Final = {"median_ms": 500_000, "p99_ms": 990_000, "max_ms": MILLION}
-
-UNKNOWN_REPLICA: Final = -1
-LOOK_BACK_MS: Final = 256
-"""How long before the registration events are read. A replica that had the offset in this time and repeats it later is
-known to have had it before.
-"""
-
-SLOT_BITS: Final = 10
-"""Waits and events are joined in slots of 2**10 ms."""
-
-ROW_BITS: Final = 24
-"""Bits for the row in the number that orders a run's events; the other bits are for the call. A message has far fewer
-events than this allows.
-"""
 
 BROADCAST_ROWS_MAX: Final = 1_000_000
 """Up to this many slow waits by slot are broadcast, so that joining the events with them needs no shuffle."""
 
 _WAIT: Final = ("run_id", "session_number", "operation_id", "topic", "partition")
-_PLACE: Final = ("run_id", "topic", "partition")
+
+# Waits and events are joined in slots of 2**10 ms.
+_SLOTTED: Final = """
+SELECT wait, begin_ms, end_call, required_offset, xxhash64(run_id, topic, partition, slot) AS place FROM {slow}
+    LATERAL VIEW explode(sequence(shiftright(begin_ms - 256, 10), shiftright(end_ms, 10))) AS slot"""
+
+# By wait, for each replica (-1: the leader) its first event during the wait that has the offset, and any other event
+# that may have ended the wait. The moment of an event orders a run's events: 24 bits are the row, the others the call.
+_REACHED: Final = """
+WITH happened AS (
+    SELECT xxhash64(run_id, topic, partition, shiftright(time_ms, 10)) AS place, type, call_number, time_ms, offset,
+        shiftleft(call_number, 24) | row AS moment, if(type = 'follower_progress', replica_id, -1) AS replica
+    FROM {events}
+    WHERE refusal_code = 0 AND type IN ('leader_append', 'follower_progress', 'high_watermark')
+), steps AS (
+    SELECT wait, type, replica, min(moment) AS moment, min(time_ms) AS at_ms FROM happened JOIN {waits} USING (place)
+    WHERE time_ms >= begin_ms - 256 AND call_number <= end_call AND offset >= required_offset
+    GROUP BY wait, type, replica
+)
+SELECT wait, collect_list(struct(moment, at_ms, type, replica)) AS steps FROM steps GROUP BY wait"""
+
+_ROLES: Final = """
+SELECT run_id, topic, partition, call_number, row, type, in_sync, leader_id FROM {events}
+WHERE refusal_code = 0 AND type IN ('in_sync_replicas', 'leadership')"""
+
+# `states`: ranges of calls during which a partition had the same in-sync replicas and leader. If the in-sync replicas
+# are unknown, every replica counts. No follower has the offset before its leader, so an append after the last
+# follower's step is not the first one. Of an operation on several partitions, the most certain cause counts.
+_HELD: Final = """
+WITH stayed AS (
+    SELECT run_id, topic, partition, call_number AS end_call, min_by(in_sync, row) AS stayed FROM {roles}
+    WHERE type = 'in_sync_replicas' GROUP BY run_id, topic, partition, call_number
+), states AS (
+    SELECT run_id, topic, partition, call_number AS from_call, lead(call_number) OVER told AS to_call,
+        last_value(if(size(in_sync) > 0, in_sync, NULL)) IGNORE NULLS OVER told AS members,
+        last_value(if(leader_id >= 0, leader_id, NULL)) IGNORE NULLS OVER told AS leader
+    FROM {roles} WINDOW told AS (PARTITION BY run_id, topic, partition ORDER BY call_number, row)
+), waits AS (
+    SELECT w.*, members, leader, stayed, filter(steps, step -> step.type = 'follower_progress') AS progress,
+        sort_array(filter(progress, step -> coalesce(array_contains(members, step.replica), true)), false) AS followers,
+        get(followers, 0) AS latest, get(followers, 1) AS earlier,
+        get(filter(steps, step -> step.type = 'leader_append'), 0) AS append,
+        array_sort(array_except(array_except(members, stayed), transform(progress, step -> step.replica))) AS gone,
+        exists(steps, step -> step.type = 'high_watermark' AND shiftright(step.moment, 24) = w.end_call) AS is_told
+    FROM {slow} w LEFT JOIN {reached} r ON w.wait = r.wait
+    LEFT JOIN stayed t ON w.run_id = t.run_id AND w.topic = t.topic AND w.partition = t.partition
+        AND w.end_call = t.end_call
+    LEFT JOIN states s ON w.run_id = s.run_id AND w.topic = s.topic AND w.partition = s.partition
+        AND s.from_call < w.end_call AND (s.to_call IS NULL OR s.to_call >= w.end_call)
+), caused AS (
+    SELECT *, CASE WHEN shiftright(latest.moment, 24) = end_call THEN 'follower'
+            WHEN shiftright(append.moment, 24) = end_call THEN 'leader'
+            WHEN size(gone) > 0 THEN 'left' WHEN is_told THEN 'told' ELSE 'unknown' END AS cause,
+        if(latest IS NULL OR append.at_ms <= latest.at_ms, append.at_ms, NULL) AS appended_ms FROM waits
+), judged AS (
+    SELECT *, array_position(array('unknown', 'told', 'left', 'leader', 'follower'), cause) AS rank,
+        CASE cause WHEN 'follower' THEN latest.replica WHEN 'leader' THEN coalesce(leader, -1)
+            WHEN 'left' THEN get(gone, 0) END AS replica_id,
+        CASE cause WHEN 'follower' THEN coalesce(earlier.at_ms, appended_ms)
+            WHEN 'left' THEN coalesce(latest.at_ms, appended_ms) ELSE latest.at_ms END AS second_ms,
+        CASE cause WHEN 'follower' THEN latest.moment WHEN 'leader' THEN append.moment ELSE 0 END & 16777215 AS row,
+        if(replica_id IS NULL, NULL, end_ms - greatest(coalesce(second_ms, begin_ms), begin_ms)) AS held_ms
+    FROM caused
+)
+SELECT best.topic, best.cause, best.replica_id, best.held_ms, best.waited_ms FROM (
+    SELECT max(struct(rank, row, partition, topic, cause, replica_id, held_ms, waited_ms)) AS best FROM judged
+    GROUP BY run_id, session_number, operation_id
+)"""
 
 
 def slow_waits(outcomes: DataFrame, slow_over_ms: int) -> DataFrame:
     """Produces satisfied after a longer wait than this: a row for each of their partitions, numbered by `wait`."""
-    return outcomes.where(
-        (F.col("kind") == codes.KIND_NAMES[codes.PRODUCE])
-        & (F.col("outcome") == codes.OUTCOME_NAMES[codes.SATISFIED])
-        & (F.col("waited_ms") > slow_over_ms)
-    ).select(
-        *_WAIT,
-        F.monotonically_increasing_id().alias("wait"),
-        F.col("call_number").alias("end_call"),
-        F.col("time_ms").alias("end_ms"),
-        (F.col("time_ms") - F.col("waited_ms")).alias("begin_ms"),
-        "waited_ms",
-        "required_offset",
-    )
+    produces = outcomes.where(f"kind = 'produce' AND outcome = 'satisfied' AND waited_ms > {slow_over_ms}")
+    begin, wait = "time_ms - waited_ms AS begin_ms", "monotonically_increasing_id() AS wait"
+    end = ("call_number AS end_call", "time_ms AS end_ms")
+    return produces.selectExpr(*_WAIT, wait, begin, *end, "waited_ms", "required_offset")
 
 
 def held_back(slow: DataFrame, events: DataFrame) -> DataFrame:
@@ -73,18 +107,11 @@ def held_back(slow: DataFrame, events: DataFrame) -> DataFrame:
 
     `slow` comes from `slow_waits`. It is read several times, so persist it.
     """
-    applied = events.where(F.col("refusal_code") == ACCEPTED)
-    is_about_roles = F.col("type").isin(IN_SYNC, LEADERSHIP)
-    roles = applied.where(is_about_roles).select(*_PLACE, "call_number", "row", "type", "in_sync", "leader_id")
-    roles = roles.localCheckpoint()  # few rows
-    waits = slow.join(_reached(slow, applied), "wait", "left").join(_stayed(roles), [*_PLACE, "end_call"], "left")
-    judged = _judged(_with_states(waits, _states(roles)))
-    best = F.max(F.struct("rank", "row", "partition", "topic", "cause", "replica_id", "held_ms", "waited_ms"))
-    return (
-        judged.groupBy("run_id", "session_number", "operation_id")
-        .agg(best.alias("best"))
-        .select("best.topic", "best.cause", "best.replica_id", "best.held_ms", "best.waited_ms")
-    )
+    spark = slow.sparkSession
+    waits = spark.sql(_SLOTTED, slow=slow)
+    waits = F.broadcast(waits) if waits.count() <= BROADCAST_ROWS_MAX else waits
+    roles = spark.sql(_ROLES, events=events).localCheckpoint()  # few rows
+    return spark.sql(_HELD, slow=slow, roles=roles, reached=spark.sql(_REACHED, events=events, waits=waits))
 
 
 def held_counts(held: DataFrame) -> pd.DataFrame:
@@ -111,133 +138,3 @@ def stragglers(counts: pd.DataFrame) -> pa.Table:
     found = quantiles(blamed.ngroup().to_numpy(), held_ms, waits, len(rows), HELD)
     share = rows["held_back"] / rows.groupby("topic", dropna=False)["held_back"].transform("sum")
     return pa.Table.from_pandas(rows.assign(**found, share=share), STRAGGLERS.schema, preserve_index=False)
-
-
-def _stayed(roles: DataFrame) -> DataFrame:
-    """The replicas that `stayed` in sync, for each call that set the in-sync replicas."""
-    first = F.min_by("in_sync", "row").alias("stayed")
-    return roles.where(F.col("type") == IN_SYNC).groupBy(*_PLACE, F.col("call_number").alias("end_call")).agg(first)
-
-
-def _states(roles: DataFrame) -> DataFrame:
-    """Ranges of calls during which a partition had the same in-sync replicas and leader."""
-    along = Window.partitionBy(*_PLACE).orderBy("call_number", "row")
-    return roles.select(
-        *_PLACE,
-        F.last(F.when(F.size("in_sync") > 0, F.col("in_sync")), ignorenulls=True).over(along).alias("members"),
-        F.last(F.when(F.col("leader_id") >= 0, F.col("leader_id")), ignorenulls=True).over(along).alias("leader"),
-        F.col("call_number").alias("from_call"),
-        F.lead("call_number").over(along).alias("to_call"),
-    )
-
-
-def _with_states(waits: DataFrame, states: DataFrame) -> DataFrame:
-    """Adds `members` and `leader` as of just before the call that ended the wait (null: unknown)."""
-    same = (
-        (waits["run_id"] == states["run_id"])
-        & (waits["topic"] == states["topic"])
-        & (waits["partition"] == states["partition"])
-        & (states["from_call"] < waits["end_call"])
-        & (states["to_call"].isNull() | (states["to_call"] >= waits["end_call"]))
-    )
-    return waits.join(states, same, "left").select(waits["*"], "members", "leader")
-
-
-def _reached(slow: DataFrame, applied: DataFrame) -> DataFrame:
-    """`steps` by wait: for each replica (-1: the leader) its first event during the wait that has the offset, and any
-    other event that may have ended the wait.
-    """
-    since_ms = F.col("begin_ms") - LOOK_BACK_MS
-    slots = F.sequence(F.shiftright(since_ms, SLOT_BITS), F.shiftright("end_ms", SLOT_BITS))
-    slotted = slow.withColumn("slot", F.explode(slots))
-    waits = slotted.select("wait", "begin_ms", "end_call", "required_offset", _place(F.col("slot")))
-    if waits.count() <= BROADCAST_ROWS_MAX:
-        waits = F.broadcast(waits)
-    happened = applied.where(F.col("type").isin(APPEND, PROGRESS, TOLD)).select(
-        _place(F.shiftright("time_ms", SLOT_BITS)),
-        "type",
-        _moment(F.col("call_number"), F.col("row")).alias("moment"),
-        F.col("time_ms").alias("at_ms"),
-        F.col("offset").alias("event_offset"),
-        F.when(F.col("type") == PROGRESS, F.col("replica_id")).otherwise(UNKNOWN_REPLICA).alias("replica"),
-    )
-    in_time = (F.col("at_ms") >= F.col("begin_ms") - LOOK_BACK_MS) & (_call(F.col("moment")) <= F.col("end_call"))
-    return (
-        happened.join(waits, "place")
-        .where(in_time & (F.col("event_offset") >= F.col("required_offset")))
-        .groupBy("wait", "type", "replica")
-        .agg(F.min("moment").alias("moment"), F.min("at_ms").alias("at_ms"))
-        .groupBy("wait")
-        .agg(F.collect_list(F.struct("moment", "at_ms", "type", "replica")).alias("steps"))
-    )
-
-
-def _place(slot: Column) -> Column:
-    return F.xxhash64(*_PLACE, slot).alias("place")
-
-
-def _moment(call: Column, row: Column) -> Column:
-    """An event's position in its run as one number; a call has fewer than 2**ROW_BITS rows."""
-    return F.shiftleft(call, ROW_BITS).bitwiseOR(row.cast("bigint"))
-
-
-def _call(moment: Column) -> Column:
-    return F.shiftright(moment, ROW_BITS)
-
-
-def _row(moment: Column) -> Column:
-    return moment.bitwiseAND(2**ROW_BITS - 1)
-
-
-def _judged(waits: DataFrame) -> DataFrame:
-    """Adds `cause`, its `rank` and `row`, `replica_id` and `held_ms` to each wait on a partition."""
-
-    def in_end(step: Column) -> Column:
-        return _call(step["moment"]) == F.col("end_call")
-
-    def steps_of(kind: str) -> Column:
-        return F.filter("steps", lambda step: step["type"] == kind)
-
-    def first_of(steps: Column) -> Column:
-        return F.get(steps, F.lit(0))
-
-    def is_member(step: Column) -> Column:
-        """If the in-sync replicas are unknown, every replica counts."""
-        return F.coalesce(F.array_contains("members", step["replica"]), F.lit(True))
-
-    # Latest first.
-    followers = F.sort_array(F.filter(steps_of(PROGRESS), is_member), asc=False)
-    had_it = F.transform(steps_of(PROGRESS), lambda step: step["replica"])
-    gone = F.array_sort(F.array_except(F.array_except("members", "stayed"), had_it))
-    known = waits.withColumns(
-        {"followers": followers, "append": first_of(steps_of(APPEND)), "gone": gone, "told": steps_of(TOLD)}
-    )
-    last, before, append = F.get("followers", F.lit(0)), F.get("followers", F.lit(1)), F.col("append")
-    cause = (
-        F.when(in_end(last), "follower")
-        .when(in_end(append), "leader")
-        .when(F.size("gone") > 0, "left")
-        .when(F.exists("told", in_end), "told")
-        .otherwise("unknown")
-    )
-    replica = (
-        F.when(F.col("cause") == "follower", last["replica"])
-        .when(F.col("cause") == "leader", F.coalesce("leader", F.lit(UNKNOWN_REPLICA)))
-        .when(F.col("cause") == "left", first_of(F.col("gone")))
-    )
-    # No follower has the offset before its leader, so an append after the last follower's step is not the first one.
-    appended_ms = F.when(last.isNull() | (append["at_ms"] <= last["at_ms"]), append["at_ms"])
-    second_ms = F.when(F.col("cause") == "follower", F.coalesce(before["at_ms"], appended_ms)).otherwise(
-        F.coalesce(last["at_ms"], F.when(F.col("cause") == "left", appended_ms))
-    )
-    since_ms = F.greatest(F.coalesce(second_ms, F.col("begin_ms")), F.col("begin_ms"))
-    return known.withColumn("cause", cause).withColumns(
-        {
-            "replica_id": replica,
-            "held_ms": F.when(replica.isNotNull(), F.col("end_ms") - since_ms),
-            "rank": F.array_position(F.array(*(F.lit(word) for word in CAUSES)), F.col("cause")),
-            "row": F.when(F.col("cause") == "follower", _row(last["moment"]))
-            .when(F.col("cause") == "leader", _row(append["moment"]))
-            .otherwise(0),
-        }
-    )

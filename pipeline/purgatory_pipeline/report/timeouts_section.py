@@ -35,23 +35,48 @@ NOTABLE_SHARE: Final = 0.005
 """Timeouts that cut off a smaller share are not listed as findings."""
 DIFFERENCE_MAX: Final = 0.01
 """An estimate may differ that much from what was observed before the page says so."""
+NOTABLE_MISSES: Final = 0.1
+"""It is a finding if this share of what expired was reached later."""
 NOTABLE_PART: Final = 0.02
 """Topics with a smaller part of the operations of their kind are not listed as findings."""
 
 
-def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.DataFrame) -> Section:
+def advice_section(
+    advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.DataFrame, missed: pd.DataFrame
+) -> Section:
     title = "Timeouts"
     if advice.empty:
         return Section("timeouts", title, ("Nothing waited during this time.",))
     drawn = _drawn(advice, survival)
     curves = Grid(tuple(_curve(row, survival) for _, row in drawn.iterrows()), _LEGEND, narrow=True)
     lead = (
-        "How long operations wait until they end by themselves: are satisfied, fail or are cancelled. What expired "
-        "was not over by then; what more time would have done to it is an estimate from those that waited longer. "
-        "Bounds are 95 %; operations that one call ended count as one observation."
+        "How long operations wait until they end by themselves: are satisfied, fail or are cancelled. If the mark of "
+        "an expired wait was reached later, it is known how long that would have waited; of the others it is an "
+        "estimate from those that waited longer. Bounds are 95 %; operations that one call ended count as one "
+        "observation."
     )
-    parts = (curves, _advice_table(advice), _timeouts_table(timeouts, drawn))
+    with_missed = advice.merge(
+        missed[["topic", "kind", "reached_share", "late_p50_ms"]], how="left", on=["topic", "kind"]
+    )
+    parts = (curves, _advice_table(with_missed), _timeouts_table(timeouts, drawn))
     return Section("timeouts", title, (lead,), parts, notices=_notices(advice))
+
+
+def near_miss_findings(missed: pd.DataFrame) -> list[Finding]:
+    """A sentence for the kind of which most was reached after it had expired."""
+    own = missed[missed["topic"].isna() & (missed["reached_share"] >= NOTABLE_MISSES)]
+    sentence = Markup("Of {}, {} were reached later, half of these within {} of the timeout.")
+    return [
+        Finding(
+            sentence.format(
+                wording.plural(row["expired"], f"expired {row['kind']} operation"),
+                wording.strong(wording.share_in_sentence(row["reached_share"])),
+                wording.strong(wording.milliseconds(row["late_p50_ms"])),
+            ),
+            "timeouts",
+        )
+        for _, row in own.sort_values("reached", ascending=False, kind="stable").head(1).iterrows()
+    ]
 
 
 def _notices(advice: pd.DataFrame) -> tuple[str, ...]:
@@ -201,7 +226,9 @@ def _range(low: str, high: str) -> str:
     return f"{low.removesuffix(unit)} to {high}" if low.endswith(unit) else f"{low} to {high}"
 
 
-def _bounded(shown: Callable[[object], str], value: object, low: object, high: object) -> str | Markup:
+def _bounded(
+    shown: Callable[[object], str], value: object, low: object, high: object, between: str = " "
+) -> str | Markup:
     """A figure with its bounds in small print, or only its upper bound if the figure itself is unknown."""
     if wording.is_missing(value):
         known = 0 < wording.number_of(high) < 1
@@ -213,7 +240,7 @@ def _bounded(shown: Callable[[object], str], value: object, low: object, high: o
         return figure
     unit = wording.NBSP + figure.rpartition(wording.NBSP)[2]
     bounds = _range(shown(low), shown(high)).removesuffix(unit)
-    return Markup("{} <small>({})</small>").format(figure, bounds)
+    return Markup("{}{}<small>({})</small>").format(figure, between, bounds)
 
 
 def _advice_table(advice: pd.DataFrame) -> PageTable:
@@ -233,6 +260,8 @@ def _advice_table(advice: pd.DataFrame) -> PageTable:
             *columns(wording.as_is, need_p99="99 % within", need_p999="99.9 % within"),
             *columns(wording.milliseconds, timeout_ms="timeout most in use"),
             *columns(wording.share, timeout_share="used by", timeout_observed="of these expired"),
+            *columns(wording.share, reached_share="of all expired, reached later"),
+            *columns(wording.milliseconds, late_p50_ms="half of these within"),
             *columns(wording.as_is, cut="of all would expire"),
         ),
         rest="csv/advice.csv",
@@ -252,7 +281,7 @@ def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> PageTable:
             row[name] = _timeout_cell(ladder.iloc[middle + step]) if is_known else wording.MISSING
         rows.append(row)
     return PageTable(
-        "What other timeouts would do: share that would expire, with bounds",
+        "What other timeouts would do: share that would expire, with bounds (≈: part of it is an estimate)",
         pd.DataFrame(rows, columns=["topic", "kind", *_STEPS.values()]),
         (*_CURVE, *columns(wording.as_is, *_STEPS.values())),
         rest="csv/timeouts.csv",
@@ -260,8 +289,9 @@ def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> PageTable:
 
 
 def _timeout_cell(row: pd.Series[Any]) -> Markup:
-    share = _bounded(wording.share, row["expires"], row["expires_low"], row["expires_high"])
-    return Markup("<small>{}</small><br>{}").format(wording.milliseconds(row["timeout_ms"]), share)
+    share = _bounded(wording.share, row["expires"], row["expires_low"], row["expires_high"], Markup("<br>"))
+    sign = "≈" + wording.NBSP if wording.number_of(row["estimated"]) > 0 else ""
+    return Markup("<small>{}</small><br>{}{}").format(wording.milliseconds(row["timeout_ms"]), sign, share)
 
 
 _DECADES: Final = tuple(10.0**-power for power in range(6))

@@ -7,13 +7,11 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from purgatory_pipeline.report import estimates
 from purgatory_pipeline.report.estimates import Curve, Ints, cluster_variances, estimate, quantiles, widened
-from purgatory_pipeline.report.stragglers import slow_produces, stragglers
 
 Ended = list[tuple[int, bool]]
 """Operations: how long each waited, and whether it was satisfied."""
@@ -93,26 +91,6 @@ def test_what_a_share_needs(ended: Ended, share: float) -> None:
     if high is not None:
         assert value is not None
         assert value <= high
-
-
-def test_known_example() -> None:
-    """The remission times of 6-MP patients (Freireich 1963): shares and standard errors as in every textbook."""
-    done = [6, 6, 6, 7, 10, 13, 16, 22, 23]
-    lost = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
-    curve = curve_of([*((time, True) for time in done), *((time, False) for time in lost)])
-    shares = dict(zip(curve.waited_ms.tolist(), curve.waiting.tolist(), strict=True))
-    assert [round(shares[time], 3) for time in (6, 7, 10, 13, 16, 22, 23)] == [
-        0.857, 0.807, 0.753, 0.690, 0.627, 0.538, 0.448,
-    ]  # fmt: skip
-    low, high = (bound[curve.waited_ms.tolist().index(23)] for bound in (curve.low, curve.high))
-    assert (round(low, 3), round(high, 3)) == (0.188, 0.680)
-
-
-def test_all_done_long_before_a_timeout() -> None:
-    curve = curve_of([(need, True) for need in range(1, 101)])
-    said = curve.expires(30_000)
-    assert (said.value, said.low) == (0.0, 0.0)
-    assert 0 < said.high < 0.2
 
 
 def test_shown_points_are_few_and_end_with_the_last() -> None:
@@ -223,9 +201,3 @@ def test_a_quantile_of_counts_is_that_of_the_rows(counted: list[tuple[int, int, 
         for name, millionths in SHARES.items():
             if rows:
                 assert found[name][number] == rows[-(-len(rows) * millionths // 1_000_000) - 1]
-
-
-def test_nothing_was_slow() -> None:
-    """Both tables are empty where no produce was slow."""
-    counts = pd.DataFrame(columns=["topic", "cause", "replica_id", "held_ms", "waits", "waited_ms"])
-    assert stragglers(counts).num_rows == slow_produces(counts).num_rows == 0
