@@ -29,6 +29,8 @@ from tests.pipeline.archive.histories import START, small_history
 from tests.pipeline.conftest import worker_environment
 
 REPORT = ["report", "/nowhere", "--out", "nowhere-either"]
+REPLAY = ["replay", *REPORT[1:]]
+NINES = "9" * 5_000
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,17 @@ REPORT = ["report", "/nowhere", "--out", "nowhere-either"]
         ([*REPORT, "--timeout", "0s"], "timeout of 0 ms: must be at least 1 ms"),
         ([*REPORT, "--slow-share", "2"], "slow share 2.0: must be between 0 and 1"),
         ([*REPORT, "--top", "0"], "top 0: must be at least 1"),
+        ([*REPLAY, "--set", "timeout=5"], "--set timeout=5: give [TOPIC:|KIND:]NAME=VALUE with NAME one of timeout_ms"),
+        ([*REPLAY, "--set", "timeout_ms=0"], "--set timeout_ms=0: timeout_ms must be 1 to 2147483647"),
+        ([*REPLAY, "--set", "timeout_ms=1_0"], "--set timeout_ms=1_0: give [TOPIC:"),
+        ([*REPLAY, "--set", f"timeout_ms=+{NINES}"], f"--set timeout_ms=+{NINES}: give [TOPIC:"),
+        ([*REPLAY, "--set", "produce:min_bytes=9"], "--set produce:min_bytes=9: produce has no min_bytes"),
+        ([*REPLAY, "--slow-replica", f"3=+{NINES}ms"], f"--slow-replica 3=+{NINES}ms: give ID=+MILLISECONDSms"),
+        ([*REPLAY, "--slow-replica", "3=20"], "--slow-replica 3=20: give ID=+MILLISECONDSms"),
+        ([*REPLAY, "--without-replica", "-3"], "--without-replica -3: give the id of a replica, 0 to 2147483647"),
+        ([*REPLAY, "--leader-moves", "0s"], "--leader-moves 0s: the delay must be 1 to 3600000 ms"),
+        ([*REPLAY, "--sweep", "timeout_ms"], "--sweep timeout_ms: give NAME=VALUE,VALUE,..."),
+        ([*REPLAY, "--sweep", "timeout_ms=5,5"], "--sweep timeout_ms=5,5: a value is given twice"),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_2(

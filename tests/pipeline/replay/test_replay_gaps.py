@@ -171,13 +171,9 @@ def test_a_late_reaper_is_in_no_line(tmp_path: Path) -> None:
     assert verdicts(account) == (21, 0, 0, 0)
     assert "1 operations end differently if no expiration is late, as in the lines below" in account.notes()
     outcomes = frames_of(sums, policies)["outcomes"]
-    lines = outcomes[outcomes["topic"].isna()].set_index(["policy", "kind", "outcome"])["operations"]
-    assert lines[:, "signal"].tolist() == [1, 1, 1]
-    assert set(lines[:, "signal"].index.get_level_values("outcome")) == {"expired"}
-    assert lines[:, "produce"].to_dict() == {
-        ("", "satisfied"): 16, ("", "expired"): 4, ("produce:timeout_ms=1", "expired"): 20,
-        ("produce:timeout_ms=100", "satisfied"): 20,
-    }  # fmt: skip
+    lines = outcomes[outcomes["topic"].isna()].set_index(["kind", "policy", "outcome"])["operations"]
+    assert dict(lines["signal"].groupby("outcome").sum()) == {"expired": 3}
+    assert lines["produce"].tolist() == [4, 16, 20, 20]
 
 
 def test_operations_that_still_wait_at_the_end_stay_open(tmp_path: Path) -> None:

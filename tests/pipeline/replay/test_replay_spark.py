@@ -86,31 +86,6 @@ def test_the_command_writes_tables_that_add_up(
     assert (waits["wait_p50_ms"] <= waits["wait_p99_ms"]).all()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--set", "timeout=5"], "--set timeout=5: give [TOPIC:|KIND:]NAME=VALUE with NAME one of timeout_ms"),
-        (["--set", "timeout_ms=0"], "--set timeout_ms=0: timeout_ms must be 1 to 2147483647"),
-        (["--set", "timeout_ms=1_0"], "--set timeout_ms=1_0: give [TOPIC:"),
-        (["--set", f"timeout_ms=+{'9' * 5_000}"], "give [TOPIC:"),
-        (["--slow-replica", f"3=+{'9' * 5_000}ms"], "give ID=+MILLISECONDSms"),
-        (["--set", "produce:min_bytes=9"], "produce has no min_bytes"),
-        (["--slow-replica", "3=20"], "--slow-replica 3=20: give ID=+MILLISECONDSms"),
-        (["--without-replica", "-3"], "--without-replica -3: give the id of a replica, 0 to 2147483647"),
-        (["--leader-moves", "0s"], "--leader-moves 0s: the delay must be 1 to 3600000 ms"),
-        (["--sweep", "timeout_ms"], "--sweep timeout_ms: give NAME=VALUE,VALUE,..."),
-        (["--sweep", "timeout_ms=5,5"], "a value is given twice"),
-    ],
-)
-def test_an_invalid_policy_is_reported(
-    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["replay", str(tmp_path), "--out", str(tmp_path / "out"), *words]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-
-
 def test_runs_are_divided_only_where_cores_would_idle(archive: tuple[Path, Counter[str]]) -> None:
     runs = find_runs(find_archive(str(archive[0])))
     assert large_runs(runs, 1, 0) == []
