@@ -12,7 +12,6 @@ import click
 
 from purgatory.command_line import Whole
 from purgatory_pipeline.errors import PipelineError
-from purgatory_pipeline.pack import pack
 from purgatory_pipeline.replay.command import replay
 from purgatory_pipeline.report.command import report
 
@@ -60,7 +59,6 @@ def app() -> None:
     """Reports and what-if replays of an archive, and the purgatory as a stream, on Spark."""
 
 
-app.add_command(pack)
 app.add_command(replay)
 app.add_command(report)
 

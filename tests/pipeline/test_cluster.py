@@ -2,22 +2,25 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import venv
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import purgatory_pipeline
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from purgatory_pipeline import pack
 from purgatory_pipeline.stream.payloads import file_packer
 from purgatory_pipeline.stream.shard import Shard
 from purgatory_pipeline.stream.shard_task import OUTCOMES, play_payloads
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
+import purgatory
 from tests.pipeline.conftest import FEW_ROWS, worker_environment
 from tests.pipeline.history.make import make_history
 from tests.pipeline.history.plan import Plan
@@ -27,8 +30,7 @@ from tests.pipeline.stream.simulated_history import listed
 pytestmark = pytest.mark.slow  # three Java processes, and three more for each command
 
 SCRIPT = Path(purgatory_pipeline.__file__).parent / "cli.py"
-INSTALLED_THERE = ("numpy", "pandas", "pyarrow", "altair", "vl-convert-python", "grpcio", "grpcio-status", "rich")
-"""Large packages that the cluster has, so that they are not packed."""
+OURS = ("purgatory", "purgatory_client", "purgatory_pipeline")
 ALL_USED = re.compile(r"in ([\d,]+) rows = used \1 \+ set aside 0")
 QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 TIMEOUT_S = 600
@@ -46,10 +48,15 @@ def cluster(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packed environment of the tests, without the packages that the cluster has."""
-    out = tmp_path_factory.mktemp("packed") / "environment.tar.gz"
-    pack.write_environment(out, INSTALLED_THERE)
-    return out
+    """An environment with our packages only, packed as docs/pipeline.md says; the cluster has the other packages."""
+    folder = tmp_path_factory.mktemp("packed") / "environment"
+    venv.create(folder, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    for path in [Path(str(import_module(name).__file__)).parent for name in OURS]:
+        shutil.copytree(path, site / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for library in Path(purgatory.__file__).parents[1].glob("purgatory_engine__mypyc*"):
+        shutil.copy(library, site)
+    return Path(shutil.make_archive(str(folder), "gztar", folder))
 
 
 @pytest.fixture(scope="module")

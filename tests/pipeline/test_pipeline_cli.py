@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import cast
 import numpy as np
 import pandas as pd
 import pytest
-from purgatory_pipeline import cli, pack
+from purgatory_pipeline import cli
 from purgatory_pipeline.errors import ArchiveUnusable, PipelineError
 from purgatory_pipeline.replay.command import outcome_lines
 from purgatory_pipeline.report.advice import advise
@@ -24,7 +23,6 @@ from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
-from purgatory.engine import COMPILED
 from tests.pipeline.archive.histories import START, small_history
 from tests.pipeline.conftest import worker_environment
 
@@ -95,7 +93,7 @@ def test_wrong_usage_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixtu
 def test_help_lists_commands_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for word in ("check", "pack", "replay", "report", "stream", "--master", "--conf"):
+    for word in ("check", "replay", "report", "stream", "--master", "--conf"):
         assert word in shown
 
 
@@ -390,47 +388,3 @@ def test_kinds_that_no_policy_changes_take_one_line() -> None:
     ]
     alone = pd.DataFrame([("", None, "fetch", "expired", 1.0, 0)], columns=columns)
     assert outcome_lines(alone) == ["fetch, unchanged: 100.00 % expired"]
-
-
-LARGE = ("numpy", "pandas", "pyarrow", "vl-convert-python", "altair", "grpcio")
-
-
-def test_packed_packages_follow_the_requirements() -> None:
-    names = pack.required_packages({"pyspark", "py4j"})
-    assert {"pyarrow", "pandas", "numpy", "python-dateutil", "click", "altair"} <= set(names)
-    assert not {"pyspark", "py4j", "pytest", "ruff", "uvloop", "aiohttp", "purgatory"} & set(names)
-
-
-def test_an_omitted_package_takes_its_requirements_with_it() -> None:
-    everything = set(pack.required_packages(set()))
-    without = set(pack.required_packages({"pandas"}))
-    assert {"pandas", "python-dateutil"} <= everything - without
-
-
-@pytest.mark.slow  # packs, unpacks and starts a Python
-def test_unpacked_anywhere_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "environment.tar.gz"
-    words = [word for name in LARGE for word in ("--without", name)]
-    assert cli.main(["pack", str(out), *words]) == 0
-    shown = capsys.readouterr().out
-    assert f"--conf spark.archives={out}#environment" in shown
-    assert not [name for name in LARGE if f" {name}," in shown]
-    with tarfile.open(out) as archive:
-        names = archive.getnames()
-        assert not [name for name in names if "__pycache__" in name or "/pyspark/" in name or name.startswith("/")]
-        archive.extractall(tmp_path / "there", filter="fully_trusted")
-    program = (
-        "import sys, purgatory, purgatory.engine, purgatory_pipeline.cli, click;"
-        "files = [m.__file__ for m in (purgatory, purgatory_pipeline, click)];"
-        "print(all(f.startswith(sys.prefix) for f in files), purgatory.engine.COMPILED, sys.prefix);"
-        "import importlib.metadata; print(importlib.metadata.version('purgatory-waits') == purgatory.__version__)"
-    )
-    python = tmp_path / "there" / "bin" / "python"
-    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False, env={}, cwd=tmp_path)
-    assert done.stdout.split() == ["True", str(COMPILED), str(tmp_path / "there"), "True"], done.stderr
-
-
-def test_place_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "nowhere" / "environment.tar.gz"
-    assert cli.main(["pack", str(out)]) == cli.EXIT_UNUSABLE
-    assert capsys.readouterr().err == f"purgatory-pipeline: cannot write {out}: No such file or directory\n"
