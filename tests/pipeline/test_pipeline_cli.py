@@ -155,7 +155,7 @@ def listening_addresses(pid: int) -> set[str]:
 
 @pytest.mark.slow  # starts Spark
 def test_settings_of_the_user_win_over_ours(java: int) -> None:
-    """A local session serves no page, listens on loopback only, and starts without a line on stderr."""
+    """A local session serves no page, listens on loopback only, and writes nothing of its own on stderr."""
     program = (
         "import json; from purgatory_pipeline.spark.spark_session import pass_settings, spark_session, stop_session;"
         "pass_settings('local[1]', ['spark.driver.host=localhost', 'spark.sql.session.timeZone=Asia/Tokyo']);"
@@ -173,19 +173,8 @@ def test_settings_of_the_user_win_over_ours(java: int) -> None:
         addresses = listening_addresses(json.loads(line)[-1]) if line and sys.platform == "linux" else {"0100007F"}
         _, stderr = process.communicate("\n")
     assert json.loads(line)[:-1] == ["local[1]", "Asia/Tokyo", "localhost", "true", "settings", None], stderr
-    assert stderr == ""
+    assert [line for line in stderr.splitlines() if line and "incubator" not in line] == []  # Java's own warning
     assert {address[-8:] for address in addresses} == {"0100007F"}, addresses
-
-
-def test_only_what_java_begins_with_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    """A process started in the block writes to stderr, also later, except known lines and the empty line after each."""
-    left_out = "".join(f"{start.decode()} and more.\\n\\n" for start in spark_session.DROPPED_LINES)
-    said = f"echo first; echo; printf '{left_out}'; read line; echo $line; printf 'no end'"
-    with spark_session.without_startup_lines() as passing:
-        process = subprocess.Popen(["/bin/sh", "-c", f"({said}) >&2"], stdin=subprocess.PIPE)
-    process.communicate(b"WARNING: last\n")
-    passing.join()
-    assert capfd.readouterr().err == "first\n\nWARNING: last\nno end"
 
 
 @pytest.mark.parametrize(("master", "cores", "partitions"), [("local[*]", 2, 8), ("yarn", 2, 200), ("yarn", 96, 384)])

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,10 +64,6 @@ SHUFFLE_PARTITIONS_PER_CORE: Final = 4
 """On one machine, where each of Spark's default 200 partitions would cost more than its work. On a cluster at least
 those 200, since executors may join later; Spark coalesces small ones.
 """
-
-DROPPED_LINES: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector",)
-"""Prefix of a line that the JVM prints whenever Spark starts. No option suppresses it, and it bypasses log4j."""
-_STDERR: Final = 2
 
 _started = False
 """Whether we started the running session, and so must stop it."""
@@ -132,8 +127,7 @@ def spark_session(name: str, *, rows: int | None = None) -> SparkSession:
         java = {_JAVA_OPTIONS: _JVM_DEFAULTS[_JAVA_OPTIONS] + _SMALL_JAVA * small}
         ours = [word for key, value in {**_JVM_DEFAULTS, **java}.items() for word in ("--conf", f"{key}={value}")]
         os.environ[_SUBMIT_ARGS] = shlex.join([*ours, *_submit_words(), _SHELL])
-        with without_startup_lines():
-            session = SparkSession.builder.config(conf=_started_conf()).appName(name).getOrCreate()
+        session = SparkSession.builder.config(conf=_started_conf()).appName(name).getOrCreate()
     else:
         session = own_session(running) if running else SparkSession.builder.appName(name).getOrCreate()
     _started = _started or running is None
@@ -193,35 +187,6 @@ def _submit_words() -> list[str]:
     """The arguments from the environment, without the last word."""
     words = shlex.split(os.environ.get(_SUBMIT_ARGS, ""))
     return words[:-1] if words[-1:] == [_SHELL] else words
-
-
-@contextmanager
-def without_startup_lines() -> Iterator[threading.Thread]:
-    """Filters DROPPED_LINES from the stderr of a JVM that is started in this context.
-
-    The JVM gets a pipe as its stderr. A thread, which is yielded, copies all other lines until the JVM ends.
-    """
-    sys.stderr.flush()
-    ours = os.dup(_STDERR)
-    reading, writing = os.pipe()
-    os.dup2(writing, _STDERR)
-    os.close(writing)
-    thread = threading.Thread(target=_pass_on, args=(reading, ours), name="java-stderr", daemon=True)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        sys.stderr.flush()
-        os.dup2(ours, _STDERR)
-
-
-def _pass_on(reading: int, ours: int) -> None:
-    with open(reading, "rb") as lines, open(ours, "wb", buffering=0) as stderr:
-        dropped = False
-        for line in lines:
-            dropped = line.startswith(DROPPED_LINES) or (dropped and line == b"\n")
-            if not dropped:
-                stderr.write(line)
 
 
 _CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
