@@ -65,7 +65,7 @@ replay: $(STAMPS)/pipeline $(STAMPS)/engine ## Replay an archive under another p
 
 screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/images again, from a history of two days (needs Chromium)
 	@rm -rf $(PICTURED) && mkdir -p $(PICTURED)
-	@$(BIN)/python -m tests.pipeline.history.make $(PICTURED)/history 400000 160 48
+	@$(BIN)/python -m bench.pipeline.history.make $(PICTURED)/history 400000 160 48
 	@cd $(PICTURED) && PATH="$(CURDIR)/$(BIN):$$PATH" && \
 		purgatory-pipeline report history --out report && \
 		purgatory-pipeline replay history --sweep timeout_ms=50,100,200,400,800,1600 --out replay

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from purgatory_pipeline.cli import main
 
+from bench.pipeline.history.make import make_history
+from bench.pipeline.history.plan import Plan
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import ClusterClients
 from tests.pipeline.conftest import start_spark
-from tests.pipeline.history.make import make_history
-from tests.pipeline.history.plan import Plan
 from tests.pipeline.stream.simulated_history import StreamFolders
 
 

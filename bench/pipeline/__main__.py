@@ -17,11 +17,11 @@ from typing import Final
 from bench.measure.lab import Lab
 from bench.measure.processes import ROOT
 from bench.measure.result_rows import Row, read_rows, table, write_rows
+from bench.pipeline.history.make import TRUTH, make_history
+from bench.pipeline.history.plan import Plan
 from bench.pipeline.timings import replay, report
 from bench.render.page import write_table
 from bench.scale import FULL
-from tests.pipeline.history.make import TRUTH, make_history
-from tests.pipeline.history.plan import Plan
 
 __all__ = ["MEASURED", "main", "merged"]
 

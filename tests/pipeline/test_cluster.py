@@ -21,9 +21,9 @@ from purgatory_pipeline.stream.shard_task import OUTCOMES, play_payloads
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
 import purgatory
+from bench.pipeline.history.make import make_history
+from bench.pipeline.history.plan import Plan
 from tests.pipeline.conftest import FEW_ROWS, worker_environment
-from tests.pipeline.history.make import make_history
-from tests.pipeline.history.plan import Plan
 from tests.pipeline.standalone_cluster import HOME, StandaloneCluster
 from tests.pipeline.stream.simulated_history import listed
 

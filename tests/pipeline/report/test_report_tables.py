@@ -16,10 +16,10 @@ from purgatory_pipeline.report.report_tables import TABLES
 from pyspark.sql import SparkSession
 
 from bench.pipeline import report_sql
+from bench.pipeline.history.make import make_history
+from bench.pipeline.history.plan import PROFILES, Plan
 from purgatory.extensions.archive import schema
 from tests.archive.archive_kit import read_table
-from tests.pipeline.history.make import make_history
-from tests.pipeline.history.plan import PROFILES, Plan
 from tests.pipeline.page.page_frames import HOSTILE
 
 SLOW_REPLICA = 3

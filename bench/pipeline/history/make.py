@@ -1,4 +1,4 @@
-"""Makes an archive: `python -m tests.pipeline.history.make FOLDER OPERATIONS RUNS HOURS`."""
+"""Makes an archive: `python -m bench.pipeline.history.make FOLDER OPERATIONS RUNS HOURS`."""
 
 import json
 import multiprocessing
@@ -9,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from tests.pipeline.history.cluster import Cluster
-from tests.pipeline.history.plan import Plan
+from bench.pipeline.history.cluster import Cluster
+from bench.pipeline.history.plan import Plan
 
 TRUTH: Final = Path("_truth") / "truth.json"
 """Written last: with it, a history is complete. Readers of archives skip folders that begin with an underscore."""

@@ -14,6 +14,7 @@ from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+from bench.pipeline.history.plan import RunPlan, Topic
 from purgatory import __version__
 from purgatory.engine.batches import PartitionName, Receipt
 from purgatory.engine.calls import Apply, Call, Cancel, PassTime, Register, ShutDown
@@ -31,7 +32,6 @@ from purgatory.service.listeners.listener import Called, Completed
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
 from tests.engine.plain import FETCH, PRODUCE, READ_COMMITTED, READ_UNCOMMITTED, SIGNAL
-from tests.pipeline.history.plan import RunPlan, Topic
 
 LIMITS: Final = EngineLimits()
 LATENESS_MS: Final = [*range(1, 5), *[0] * 76]
