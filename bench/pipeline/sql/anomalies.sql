@@ -1,4 +1,4 @@
--- Windows that differ from the same window a day before, or from the one before.
+-- Windows that differ from the same window a day before, or from the one before: a history of less than two weeks.
 
 CREATE OR REPLACE TEMP TABLE anomalies AS
 WITH large AS (SELECT topic FROM topic_windows GROUP BY topic ORDER BY sum(ended) DESC, topic LIMIT 20),
@@ -45,7 +45,8 @@ series AS (
             AS score
     FROM centred QUALIFY score >= 3.5
 )
-SELECT s.window_start, s.topic, s.kind, s.measure, s.value, s.usual, s.compared_with, s.direction, s.score
+SELECT s.window_start, s.topic, s.kind, s.measure, s.value, s.usual,
+    if(s.window_start - s.compared_with = INTERVAL 1 DAY, 'day', 'window') AS basis, s.compared_with, s.direction, s.score
 FROM scored s ANTI JOIN scored o
     ON s.topic IS NOT DISTINCT FROM o.topic AND s.kind = o.kind AND s.measure = o.measure
         AND s.compared_with = o.window_start AND s.direction <> o.direction

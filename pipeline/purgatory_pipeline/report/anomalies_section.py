@@ -1,9 +1,10 @@
-"""The section on anomalies: windows that differ from an earlier one."""
+"""The section on anomalies: windows that differ from others, and shifts."""
 
 from collections.abc import Callable
 from typing import Final
 
 import altair as alt
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
@@ -12,15 +13,24 @@ from purgatory_pipeline.page.parts import KIND, Finding, LegendEntry, PageColumn
 from purgatory_pipeline.report.window_sections import duration
 
 DOTS_MAX: Final = 400
+SHIFT: Final = "shift"
 FINDINGS: Final = 2
 _MEASURES: Final[dict[str, tuple[str, Callable[[object], str], str]]] = {
-    "registered": ("registrations", wording.count, "{value} {of} were registered, usually {usual}."),
-    "wait_p50_ms": ("wait of half", wording.milliseconds, "half of the {of} waited up to {value}, usually {usual}."),
-    "wait_p99_ms": ("wait of 99 %", wording.milliseconds, "99 % of the {of} waited up to {value}, usually {usual}."),
-    "expiry_rate": ("share expired", wording.share, "{value} of the {of} expired, usually {usual}."),
-    "completion_rate": ("share satisfied", wording.share, "{value} of the {of} were satisfied, usually {usual}."),
+    "registered": ("registrations", wording.count, "{value} {of} were registered, {than} {usual}."),
+    "wait_p50_ms": ("wait of half", wording.milliseconds, "half of the {of} waited up to {value}, {than} {usual}."),
+    "wait_p99_ms": ("wait of 99 %", wording.milliseconds, "99 % of the {of} waited up to {value}, {than} {usual}."),
+    "expiry_rate": ("share expired", wording.share, "{value} of the {of} expired, {than} {usual}."),
+    "completion_rate": ("share satisfied", wording.share, "{value} of the {of} were satisfied, {than} {usual}."),
 }
 """For each measure: its name, the formatter of its values, and a sentence."""
+_BETTER: Final = {("wait_p50_ms", "down"), ("wait_p99_ms", "down"), ("expiry_rate", "down"), ("completion_rate", "up")}
+"""Changes for the better; they are in the table, but are not findings."""
+_BASES: Final = {
+    "weeks": "the same window of other weeks",
+    "day": "the same window of the day before",
+    "window": "the window before",
+    "shift": "the days before (a shift)",
+}
 _COLOURS: Final = {"up": "var(--expired)", "down": "var(--produce)"}
 _TOOLTIP: Final = charts.tooltips(
     ("when:N", "window from (UTC)"), ("measure:N", "what"), ("of:N", "of"), ("value:N", "was"), ("usual:N", "usually")
@@ -30,11 +40,16 @@ _TOOLTIP: Final = charts.tooltips(
 def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span) -> Section:
     title = "Anomalies"
     if anomalies.empty:
-        return Section("anomalies", title, ("No window differs strikingly from the one it is compared with.",))
+        return Section("anomalies", title, ("No window differs strikingly from what it is compared with.",))
+    shifts = int((anomalies["basis"] == SHIFT).sum())
     lead = Markup(
-        "{} of {} differ strikingly from the same window of the day before, or, if there is "
-        "none, from the window before. The score is the change over the usual spread of such changes."
-    ).format(wording.strong(wording.plural(len(anomalies), "figure")), duration(window_ms) + " windows")
+        "{} of {} differ strikingly from what they are compared with, and {} of levels. The score is the change over "
+        "the usual spread of such changes."
+    ).format(
+        wording.strong(wording.plural(len(anomalies) - shifts, "figure")),
+        duration(window_ms) + " windows",
+        wording.strong(wording.plural(shifts, "shift")),
+    )
     written = _in_words(anomalies)
     table = PageTable(
         "The most striking windows",
@@ -45,7 +60,7 @@ def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span
             KIND,
             PageColumn("measure", "what"),
             *columns(wording.as_is, value="was", usual="usually"),
-            PageColumn("compared_with", "compared with", wording.instant),
+            PageColumn("basis", "compared with", lambda basis: _BASES.get(str(basis), wording.text(basis))),
             *columns(wording.decimal, "score"),
         ),
         rest="csv/anomalies.csv",
@@ -54,17 +69,22 @@ def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span
 
 
 def anomaly_findings(anomalies: pd.DataFrame, window_ms: int) -> list[Finding]:
-    """The finding with the highest score for each measure and kind."""
-    known = anomalies[anomalies["measure"].isin(list(_MEASURES))]
-    first = known.drop_duplicates(["measure", "kind"]).head(FINDINGS)
+    """For each measure and kind the change for the worse with the highest score, shifts first."""
+    is_better = [pair in _BETTER for pair in zip(anomalies["measure"], anomalies["direction"], strict=True)]
+    worse = anomalies[~np.array(is_better, dtype=bool) & anomalies["measure"].isin(list(_MEASURES))]
+    shifts_first = worse.sort_values("basis", key=lambda basis: basis != SHIFT, kind="stable")
+    first = shifts_first.drop_duplicates(["measure", "kind"]).head(FINDINGS)
     found = []
     for measure, (_, row) in zip(first["measure"], _in_words(first).iterrows(), strict=True):
         of = Markup("{} operations").format(wording.text(row["kind"]))
         if not wording.is_missing(row["topic"]):
             of += Markup(" on {}").format(wording.name(row["topic"]))
-        window = Markup("In the {} from {}, ").format(duration(window_ms), wording.instant(row["window_start"]))
-        figures = {"value": wording.strong(row["value"]), "usual": row["usual"]}
-        found.append(Finding(window + Markup(_MEASURES[measure][2]).format(of=of, **figures), "anomalies"))  # noqa: S704
+        is_shift = row["basis"] == SHIFT
+        when = "Since {1}, in each {0}, " if is_shift else "In the {0} from {1}, "
+        window = Markup(when).format(duration(window_ms), wording.instant(row["window_start"]))  # noqa: S704
+        figures = {"value": wording.strong(row["value"]), "than": "before" if is_shift else "usually"}
+        sentence = Markup(_MEASURES[measure][2]).format(of=of, usual=row["usual"], **figures)  # noqa: S704
+        found.append(Finding(window + sentence, "anomalies"))
     return found
 
 

@@ -326,8 +326,9 @@ SURVIVAL: Final = ResultTable(
 )
 ANOMALIES: Final = ResultTable(
     "anomalies",
-    "Windows strikingly unlike the same window of the day before (or, if there is none, the window before).",
-    ("window_start", "topic", "kind", "measure"),
+    "Windows strikingly unlike the same window of other weeks (in less than three weeks: of the day before, or the "
+    "window before), and shifts: days from which on all windows were unlike those before.",
+    ("window_start", "topic", "kind", "measure", "basis"),
     ("-score", "window_start", "topic", "kind", "measure"),
     (
         _WINDOW,
@@ -335,8 +336,14 @@ ANOMALIES: Final = ResultTable(
         _KIND,
         ResultColumn("measure", TEXT, "`registered`, `wait_p50_ms`, `wait_p99_ms`, `expiry_rate` or `completion_rate`"),
         ResultColumn("value", MEASURED, "in this window, in the unit of the measure"),
-        ResultColumn("usual", MEASURED, "in the window it is compared with"),
-        ResultColumn("compared_with", INSTANT, "where that window begins"),
+        ResultColumn("usual", MEASURED, "in what it is compared with"),
+        ResultColumn(
+            "basis",
+            TEXT,
+            "what it is compared with: `weeks`: the same window of the weeks around it (median); `day`: of the day "
+            "before; `window`: the window before; `shift`: the level before the shift",
+        ),
+        ResultColumn("compared_with", INSTANT, "where that window begins; empty for `weeks` and `shift`"),
         ResultColumn("direction", TEXT, "`up` or `down`"),
         ResultColumn("score", MEASURED, "the change over the usual spread of such changes; 3.5 and more is shown"),
     ),

@@ -156,7 +156,7 @@ def anomalies(topics: Sequence[str]) -> list[Row]:
     found = ((None, "expiry_rate", 0.034, 0.0004), (topics[0], "wait_p99_ms", 480.0, 160.0))
     return [
         {"topic": topic, "kind": "produce", "measure": measure, "value": value, "usual": usual, "direction": "up"}
-        | {"window_start": hour(number), "compared_with": hour(number - 24), "score": 50.0 - number}
+        | {"window_start": hour(number), "compared_with": hour(number - 24), "basis": "day", "score": 50.0 - number}
         for number, (topic, measure, value, usual) in product((33, 34, 35), found)
     ]
 

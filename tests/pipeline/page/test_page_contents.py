@@ -12,6 +12,7 @@ from purgatory_pipeline.page.parts import Finding, Grid, Page, PageTable, Plot, 
 from purgatory_pipeline.replay.replay_charts import Policies
 from purgatory_pipeline.replay.replay_page import replay_page
 from purgatory_pipeline.report import window_sections
+from purgatory_pipeline.report.anomalies_section import anomaly_findings
 from purgatory_pipeline.report.report_page import report_page
 from purgatory_pipeline.report.stragglers_section import straggler_finding
 
@@ -121,6 +122,17 @@ def test_anomalies_are_findings(page: Page) -> None:
     assert told == [
         f"{hour}3.4 % of the produce operations expired, usually 0.04 %.",
         f"{hour}99 % of the produce operations on orders waited up to 480 ms, usually 160 ms.",
+    ]
+
+
+def test_shifts_come_before_windows_and_improvements_are_no_findings() -> None:
+    rows = report_frames()["anomalies"].head(2).assign(topic=None)
+    shift = rows.tail(1).assign(basis="shift", score=4.0, window_start=START, value=140.0, usual=100.0)
+    better = rows.tail(1).assign(measure="wait_p50_ms", direction="down", score=90.0)
+    found = anomaly_findings(pd.concat([better, rows.head(1), shift]), 3_600_000)
+    assert [text_of(finding.sentence) for finding in found] == [
+        "Since 2026-07-01 00:00, in each 1 h, 99 % of the produce operations waited up to 140 ms, before 100 ms.",
+        "In the 1 h from 2026-07-02 09:00, 3.4 % of the produce operations expired, usually 0.04 %.",
     ]
 
 
