@@ -16,7 +16,7 @@ import duckdb
 
 SCRIPTS: Final = Path(__file__).with_name("sql")
 TABLES: Final = (
-    "account", "repeated", "groups", "topics", "windows", "hot_keys", "backlog", "slow_produces",
+    "account", "repeated", "groups", "topics", "windows", "hot_keys", "principals", "backlog", "slow_produces",
     "stragglers", "advice", "near_misses", "timeouts", "survival", "anomalies",
 )  # fmt: skip
 COUNTS: Final = (
@@ -25,6 +25,7 @@ COUNTS: Final = (
 )  # fmt: skip
 WAITS: Final = {
     "waited_total_ms": "coalesce(sum(waited_ms_all), 0)::BIGINT",
+    "expired_total_ms": "coalesce(sum(waited_ms_expired), 0)::BIGINT",
     "wait_p50_ms": "any_value(waits)[1]",
     "wait_p90_ms": "any_value(waits)[2]",
     "wait_p99_ms": "any_value(waits)[3]",
@@ -105,6 +106,7 @@ def roll_up(name: str, keys: str, of: str) -> str:
         FROM {registrations} GROUP BY ALL
         UNION ALL BY NAME
         SELECT {keys}, count(*) AS ended, {ends}, sum(waited_ms) AS waited_ms_all, max(waited_ms) AS longest,
+            sum(waited_ms) FILTER (outcome = 'expired') AS waited_ms_expired,
             quantile_disc(waited_ms, [0.5, 0.9, 0.99, 0.999]) AS waits,
             quantile_disc(lateness_ms, [0.5, 0.99, 1.0]) FILTER (outcome = 'expired') AS lateness
         FROM {outcomes} GROUP BY ALL

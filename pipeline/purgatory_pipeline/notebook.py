@@ -64,7 +64,7 @@ def report(spark: SparkSession, history: Mapping[str, DataFrame] | str, options:
 
     Returns:
         A `Report`. Its `tables` has a DataFrame for each of `TABLES` except `intake`: groups, topics, windows, backlog,
-        hot_keys, slow_produces, stragglers, advice, near_misses, timeouts, survival, anomalies.
+        hot_keys, principals, slow_produces, stragglers, advice, near_misses, timeouts, survival, anomalies.
         `TABLES[name].columns` describes each column and its unit: `_ms` are milliseconds, instants are UTC, shares and
         rates 0 to 1. Tables are not sorted, and most are computed when used; `release()` frees what Spark caches.
 

@@ -5,17 +5,38 @@ SELECT * FROM topics JOIN (SELECT topic, kind, count(DISTINCT partition) AS part
 USING (topic, kind);
 
 CREATE OR REPLACE TEMP TABLE hot_keys AS
-WITH counted AS (
+WITH summed AS (
     SELECT topic, partition, kind, count(*) AS waits, sum(waited_ms)::BIGINT AS waited_total_ms
     FROM outcomes GROUP BY ALL
+), counted AS (
+    SELECT *, floor(waited_total_ms - waits * ((sum(waited_total_ms) OVER alike - waited_total_ms)
+            / nullif(sum(waits) OVER alike - waits, 0)))::BIGINT AS lost_ms,
+        sum(waits) OVER () AS all_waits, sum(waited_total_ms) OVER () AS all_ms
+    FROM summed WINDOW alike AS (PARTITION BY topic, kind)
+), listed AS (
+    SELECT 'waits' AS "by", waits AS amount, all_waits AS everything, * FROM counted
+    UNION ALL SELECT 'waited', waited_total_ms, all_ms, * FROM counted
+    UNION ALL SELECT 'lost', lost_ms, all_ms, * FROM counted WHERE lost_ms > 0
 )
-(SELECT 'waits' AS "by", row_number() OVER (ORDER BY waits DESC, topic, partition, kind) AS rank, *,
-    waits / sum(waits) OVER () AS share
- FROM counted QUALIFY rank <= 20)
-UNION ALL
-(SELECT 'waited', row_number() OVER (ORDER BY waited_total_ms DESC, topic, partition, kind) AS rank, *,
-    waited_total_ms / greatest(sum(waited_total_ms) OVER (), 1) AS share
- FROM counted QUALIFY rank <= 20);
+SELECT "by", row_number() OVER (PARTITION BY "by" ORDER BY amount DESC, topic, partition, kind) AS rank,
+    topic, partition, kind, waits, waited_total_ms, lost_ms, amount / greatest(everything, 1) AS share
+FROM listed QUALIFY rank <= 20;
+
+CREATE OR REPLACE TEMP TABLE principals AS
+WITH summed AS (
+    SELECT topic, kind, principal, count(*) AS waits, count(*) FILTER (outcome = 'satisfied') AS satisfied,
+        count(*) FILTER (outcome = 'expired') AS expired, sum(waited_ms)::BIGINT AS waited_total_ms,
+        coalesce(sum(waited_ms) FILTER (outcome = 'expired'), 0)::BIGINT AS expired_total_ms
+    FROM outcomes GROUP BY ALL
+), counted AS (
+    SELECT *, floor(waited_total_ms - waits * ((sum(waited_total_ms) OVER alike - waited_total_ms)
+        / nullif(sum(waits) OVER alike - waits, 0)))::BIGINT AS lost_ms
+    FROM summed WINDOW alike AS (PARTITION BY topic, kind)
+)
+SELECT principal, kind, sum(waits)::BIGINT AS waits, sum(satisfied)::BIGINT AS satisfied,
+    sum(expired)::BIGINT AS expired, sum(waited_total_ms)::BIGINT AS waited_total_ms,
+    sum(expired_total_ms)::BIGINT AS expired_total_ms, sum(lost_ms)::BIGINT AS lost_ms
+FROM counted GROUP BY ALL;
 
 CREATE OR REPLACE TEMP TABLE backlog AS
 WITH steps AS (

@@ -37,7 +37,6 @@ KIND_COLOURS: Final = {
     "signal": "var(--signal)",
 }
 
-ROW_HEIGHT: Final = 24
 LABEL_LIMIT: Final = 150
 _FONT: Final = (
     'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif'
@@ -118,55 +117,6 @@ def plot(
     )
     whole = {**spec.to_dict(validate=False), "config": CONFIG, "description": description}
     return Plot(title, whole, description, note, tuple(legend))
-
-
-def bars(
-    labels: Sequence[str],
-    values: Sequence[float],
-    written: Sequence[str],
-    *,
-    title: str,
-    axis: str,
-    by: str,
-    colours: Sequence[str],
-    shares: bool = False,
-    note: str = "",
-) -> Plot:
-    """Horizontal bars from zero, each with a unique label, and with its value, formatted by `written`, at the end.
-
-    `axis` names the values and their unit, `by` the bars as a group.
-    """
-    rows = [
-        {"label": label, "place": place, "value": value, "written": words, "colour": colour}
-        for place, (label, value, words, colour) in enumerate(zip(labels, values, written, colours, strict=True))
-    ]
-    room = (max(values, default=0) or 1) * 1.25
-    along = share_axis(alt.X, "value", axis, room)
-    if not shares:
-        ticks = alt.Axis(tickCount=4, grid=True, format=",.4~r")
-        along = alt.X("value:Q", title=axis, scale=alt.Scale(domain=[0, room], nice=False), axis=ticks)
-    lines = alt.Y(
-        "label:N",
-        title=None,
-        sort=alt.EncodingSortField(field="place", op="min", order="ascending"),
-        scale=alt.Scale(paddingInner=0.35, paddingOuter=0.2),
-        axis=alt.Axis(labelColor="var(--ink)", labelPadding=10),
-    )
-    base = alt.Chart(data(rows)).encode(
-        y=lines, x=along, tooltip=tooltips(("label:N", "which"), ("written:N", "value"))
-    )
-    chart = layered(
-        base.mark_bar(cornerRadiusEnd=2).encode(color=alt.Color("colour:N", scale=None, legend=None)),
-        base.mark_text(align="left", dx=6, color="var(--ink)").encode(text="written:N"),
-    )
-    every = ", ".join(f"{label} {words}" for label, words in zip(labels, written, strict=True))
-    return plot(
-        chart,
-        title=title,
-        description=f"Bars by {by}: {every}",
-        height=ROW_HEIGHT * max(len(labels), 1) + 10,
-        note=note,
-    )
 
 
 def over_time(

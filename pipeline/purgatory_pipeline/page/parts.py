@@ -129,10 +129,13 @@ class Page:
     title: str
     subtitle: Markup
     headlines: tuple[Headline, ...]
-    account: Section
+    account: Section | None
+    """What the figures rest on, before everything else; None if it is one of the sections."""
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...]
     footer: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    """What to know before the figures."""
 
     def section_title(self, anchor: str) -> str:
         return next(section.title for section in self.sections if section.anchor == anchor)

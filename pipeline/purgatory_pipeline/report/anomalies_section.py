@@ -40,11 +40,11 @@ _TOOLTIP: Final = charts.tooltips(
 def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span) -> Section:
     title = "Anomalies"
     if anomalies.empty:
-        return Section("anomalies", title, ("No window differs strikingly from what it is compared with.",))
+        return Section("anomalies", title, ("No window differs strikingly from those that it is compared with.",))
     shifts = int((anomalies["basis"] == SHIFT).sum())
     lead = Markup(
-        "{} of {} differ strikingly from what they are compared with, and {} of levels. The score is the change over "
-        "the usual spread of such changes."
+        "{} of {} differ strikingly from those that they are compared with, and there are {} of levels. The score is "
+        "the change over the usual spread of such changes."
     ).format(
         wording.strong(wording.plural(len(anomalies) - shifts, "figure")),
         duration(window_ms) + " windows",

@@ -169,6 +169,7 @@ def _of_levels(
     known = {
         "windows": rollups.window_waits(measured, options.window_ms),
         "hot_keys": rollups.hot_keys(rows, options.top),
+        "principals": rollups.principals(rows),
         "anomalies": anomalies.anomalies(measured, options.window_ms),
     }
     return computed, known

@@ -1,5 +1,5 @@
-"""The report as one HTML page, with its first section: every row and every operation of the archive, used or set aside
-with a reason.
+"""The report as one HTML page, with the section on what came in: every row and every operation of the archive, used or
+set aside with a reason.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from markupsafe import Markup
 from purgatory_pipeline.page import charts, wording
 from purgatory_pipeline.page.parts import Headline, Page, PageColumn, PageTable, Section, columns, footer_lines
 from purgatory_pipeline.report.anomalies_section import anomalies_section, anomaly_findings
+from purgatory_pipeline.report.causes_section import causes_section
 from purgatory_pipeline.report.keys_section import backlog_section, hot_keys_section
 from purgatory_pipeline.report.report_tables import TABLES, ReportInfo
 from purgatory_pipeline.report.stragglers_section import straggler_finding, stragglers_section
@@ -33,7 +34,8 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
         title="Purgatory report",
         subtitle=wording.subtitle(info.archive, info.first_at, info.last_at, info.totals.get("registered", 0)),
         headlines=headlines(frames["intake"], info),
-        account=account_section(frames["intake"], info),
+        account=None,
+        notices=info.notes,
         findings=(
             *straggler_finding(frames["stragglers"]),
             *advice_findings(frames["advice"]),
@@ -41,14 +43,16 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
             *anomaly_findings(frames["anomalies"], info.window_ms),
         ),
         sections=(
+            causes_section(frames),
             load_section(lines),
             waits_section(frames["topics"], lines),
             advice_section(frames["advice"], frames["timeouts"], frames["survival"], frames["near_misses"]),
             stragglers_section(frames["stragglers"], frames["slow_produces"], info),
-            lateness_section(frames["topics"], lines),
-            backlog_section(frames["backlog"], span),
+            lateness_section(frames["topics"]),
+            backlog_section(frames["backlog"]),
             hot_keys_section(frames["hot_keys"]),
             anomalies_section(frames["anomalies"], info.window_ms, span),
+            account_section(frames["intake"], info),
             _tables_section(frames, info),
         ),
         footer=footer_lines({}, info.versions),
@@ -110,7 +114,7 @@ def headlines(intake: pd.DataFrame, info: ReportInfo) -> tuple[Headline, ...]:
         share_of_ended("expired"),
         Headline("other outcomes", wording.count(sum(others.values())), ", ".join(each)),
         Headline("no end found", unfinished, "still waiting, or their end was not read"),
-        Headline("rows set aside", aside, "nothing" if aside == "0" else "see what came in", alarming=aside != "0"),
+        Headline("rows set aside", aside, "nothing" if aside == "0" else "see What came in", alarming=aside != "0"),
     )
 
 
@@ -125,7 +129,7 @@ def account_section(intake: pd.DataFrame, info: ReportInfo) -> Section:
     numbers = {word: wording.strong(wording.count(info.totals.get(word, 0))) for word in _ACCOUNT}
     operations = Markup(
         "Operations: {registered} registered - {refused} refused + {carried_in} carried in from before "
-        "= {ended} ended + {unfinished} without an end."
+        "= {ended} ended + {unfinished} without an end. An operation on several partitions is a row for each of them."
     ).format(**numbers)
     frame = intake.assign(aside=intake["reason"] != USED).sort_values(["aside", "table", "reason"], kind="stable")
     table = PageTable(
@@ -141,7 +145,7 @@ def account_section(intake: pd.DataFrame, info: ReportInfo) -> Section:
         marked="aside",
     )
     lead = (_rows_sentence(frame[~frame["aside"]], frame[frame["aside"]]), operations)
-    return Section("account", "What came in", lead, notices=info.notes, parts=(table,))
+    return Section("account", "What came in", lead, (table,))
 
 
 def _rows_sentence(used: pd.DataFrame, aside: pd.DataFrame) -> Markup:

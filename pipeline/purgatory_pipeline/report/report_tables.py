@@ -112,6 +112,7 @@ _COUNTS: Final = (
 )
 _WAITS: Final = (
     ResultColumn("waited_total_ms", MS, "total time waited"),
+    ResultColumn("expired_total_ms", MS, "of this, by waits that expired"),
     ResultColumn("wait_p50_ms", MS, "half of the ended waits took this long or less, whatever the outcome"),
     ResultColumn("wait_p90_ms", MS, "90 %"),
     ResultColumn("wait_p99_ms", MS, "99 %"),
@@ -177,18 +178,41 @@ BACKLOG: Final = ResultTable(
 )
 HOT_KEYS: Final = ResultTable(
     "hot_keys",
-    "The busiest partitions and keys: by number of waits, and by time waited.",
+    "The busiest partitions and keys: by number of waits, by time waited, and by time lost.",
     ("by", "rank"),
     ("by", "rank"),
     (
-        ResultColumn("by", TEXT, "`waits` or `waited`"),
+        ResultColumn("by", TEXT, "`waits`, `waited` or `lost`"),
         ResultColumn("rank", NUMBER, "from 1"),
         _TOPIC,
         _PARTITION,
         _KIND,
         ResultColumn("waits", COUNT, "waits that ended"),
         ResultColumn("waited_total_ms", MS, "total time waited"),
-        ResultColumn("share", SHARE, "of all waits (by waits) or of all time waited (by waited), over all kinds"),
+        ResultColumn(
+            "lost_ms",
+            MS,
+            "by how much they took longer than as many waits of other partitions of the same topic and kind",
+        ),
+        ResultColumn("share", SHARE, "of all waits (by waits) or of all time waited (by waited, lost), over all kinds"),
+    ),
+)
+PRINCIPALS: Final = ResultTable(
+    "principals",
+    "Who waits: waits that ended, by principal and kind.",
+    ("principal", "kind"),
+    ("-waited_total_ms", "principal", "kind"),
+    (
+        _PRINCIPAL,
+        _KIND,
+        ResultColumn("waits", COUNT, "waits that ended"),
+        ResultColumn("satisfied", COUNT, "of these, satisfied"),
+        ResultColumn("expired", COUNT, "of these, expired"),
+        ResultColumn("waited_total_ms", MS, "total time waited"),
+        ResultColumn("expired_total_ms", MS, "of this, by waits that expired"),
+        ResultColumn(
+            "lost_ms", MS, "by how much they took longer than as many waits of others of the same topics and kind"
+        ),
     ),
 )
 SLOW_PRODUCES: Final = ResultTable(
@@ -336,7 +360,7 @@ ANOMALIES: Final = ResultTable(
         _KIND,
         ResultColumn("measure", TEXT, "`registered`, `wait_p50_ms`, `wait_p99_ms`, `expiry_rate` or `completion_rate`"),
         ResultColumn("value", MEASURED, "in this window, in the unit of the measure"),
-        ResultColumn("usual", MEASURED, "in what it is compared with"),
+        ResultColumn("usual", MEASURED, "in the windows that it is compared with"),
         ResultColumn(
             "basis",
             TEXT,
@@ -350,8 +374,8 @@ ANOMALIES: Final = ResultTable(
 )
 
 _IN_ORDER: Final = (
-    INTAKE, GROUPS, TOPICS, WINDOWS, BACKLOG, HOT_KEYS, SLOW_PRODUCES, STRAGGLERS, ADVICE, NEAR_MISSES, TIMEOUTS,
-    SURVIVAL, ANOMALIES,
+    INTAKE, GROUPS, TOPICS, WINDOWS, BACKLOG, HOT_KEYS, PRINCIPALS, SLOW_PRODUCES, STRAGGLERS, ADVICE, NEAR_MISSES,
+    TIMEOUTS, SURVIVAL, ANOMALIES,
 )  # fmt: skip
 TABLES: Final[Mapping[str, ResultTable]] = MappingProxyType({table.name: table for table in _IN_ORDER})
 """In reading order. The page gets a pandas frame for each, with these columns."""

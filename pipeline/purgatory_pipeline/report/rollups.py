@@ -22,7 +22,7 @@ from purgatory_pipeline.report.facts import (
     UNFINISHED,
     has_ended,
 )
-from purgatory_pipeline.report.report_tables import BACKLOG, GROUPS, HOT_KEYS, TOPICS, WINDOWS
+from purgatory_pipeline.report.report_tables import BACKLOG, GROUPS, HOT_KEYS, PRINCIPALS, TOPICS, WINDOWS
 
 WAITS: Final = {**{f"wait_{name}_ms": share for name, share in QUANTILES.items()}, "wait_max_ms": MILLION}
 LATENESS: Final = {"lateness_p50_ms": 500_000, "lateness_p99_ms": 990_000, "lateness_max_ms": MILLION}
@@ -67,7 +67,8 @@ def rolled_up(facts: DataFrame, few: DataFrame) -> DataFrame:
         *(_counted(F.col("fate") == fate).alias(fate) for fate in (*ENDS, REFUSED, UNFINISHED, CARRIED_IN)),
         _counted(F.col("fate").isin(REGISTERED, REFUSED)).alias("registered"),
         _counted(has_ended()).alias("ended"),
-        F.coalesce(F.sum(F.when(has_ended(), F.col("weight") * F.col("waited_ms"))), F.lit(0)).alias("waited_total_ms"),
+        _counted(has_ended(), F.col("waited_ms")).alias("waited_total_ms"),
+        _counted(is_expired, F.col("waited_ms")).alias("expired_total_ms"),
         *quantiles,
     )
     rates = {"completion_rate": SATISFIED, "expiry_rate": EXPIRED}
@@ -92,20 +93,38 @@ def window_waits(rows: pd.DataFrame, window_ms: int) -> pa.Table:
 
 
 def hot_keys(rows: DataFrame, top: int) -> pa.Table:
-    counted = (
-        rows.where(F.col("level") == OF_GROUPS)
-        .groupBy("topic", "partition", "kind")
-        .agg(F.sum("ended").alias("waits"), F.sum("waited_total_ms").alias("waited_total_ms"))
-        .where("waits > 0")
-        .localCheckpoint()
-    )
+    counted = _with_lost(rows, "partition").localCheckpoint()
     waits, waited_ms = counted.agg(F.sum("waits"), F.sum("waited_total_ms")).collect()[0]
     found = []
-    for by, column, everything in (("waits", "waits", waits), ("waited", "waited_total_ms", waited_ms)):
-        most: pd.DataFrame = counted.orderBy(F.desc(column), "topic", "partition", "kind").limit(top).toPandas()
+    lists = (("waits", "waits", waits), ("waited", "waited_total_ms", waited_ms), ("lost", "lost_ms", waited_ms))
+    for by, column, everything in lists:
+        listed = counted.where("lost_ms > 0") if by == "lost" else counted
+        most: pd.DataFrame = listed.orderBy(F.desc(column), "topic", "partition", "kind").limit(top).toPandas()
         ranks = np.arange(1, len(most) + 1)
         found.append(most.assign(by=by, rank=ranks, share=most[column] / max(everything or 0, 1)))
     return pa.Table.from_pandas(pd.concat(found, ignore_index=True), HOT_KEYS.schema, preserve_index=False)
+
+
+def principals(rows: DataFrame) -> pa.Table:
+    sums = [F.sum(name).alias(name) for name in ("waits", "satisfied", "expired", *TIMES)]
+    found: pd.DataFrame = _with_lost(rows, "principal").groupBy("principal", "kind").agg(*sums).toPandas()
+    return pa.Table.from_pandas(found, PRINCIPALS.schema, preserve_index=False)
+
+
+TIMES: Final = ("waited_total_ms", "expired_total_ms", "lost_ms")
+
+
+def _with_lost(rows: DataFrame, by: str) -> DataFrame:
+    """The sums of the groups by topic, kind and another column, with `lost_ms`: how much longer these waits took than
+    as many of the others of the same topic and kind (null if there are none).
+    """
+    counted = rows.where(F.col("level") == OF_GROUPS).groupBy("topic", "kind", by)
+    sums = {"ended": "waits", **{name: name for name in ("satisfied", "expired", *TIMES[:2])}}
+    summed = counted.agg(*(F.sum(name).alias(to) for name, to in sums.items())).where("waits > 0")
+    alike = Window.partitionBy("topic", "kind")
+    waits, waited_ms = (F.sum(name).over(alike) - F.col(name) for name in ("waits", "waited_total_ms"))
+    lost_ms = F.floor(F.col("waited_total_ms") - F.col("waits") * F.try_divide(waited_ms, waits))
+    return summed.withColumn("lost_ms", lost_ms)
 
 
 def _at_level(facts: DataFrame, level: int, weight: str, keys: list[str]) -> DataFrame:
@@ -122,8 +141,10 @@ def _at_level(facts: DataFrame, level: int, weight: str, keys: list[str]) -> Dat
     )
 
 
-def _counted(condition: Column) -> Column:
-    return F.coalesce(F.sum(F.when(condition, F.col("weight"))), F.lit(0))
+def _counted(condition: Column, each: Column | None = None) -> Column:
+    """The sum of `each` (1 if it is None) over what meets a condition."""
+    weight = F.col("weight") if each is None else F.col("weight") * each
+    return F.coalesce(F.sum(F.when(condition, weight)), F.lit(0))
 
 
 BACKLOG_KEY: Final = ("run_id", "topic", "partition", "kind")

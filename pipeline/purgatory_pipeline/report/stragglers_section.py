@@ -1,17 +1,15 @@
 """The section on stragglers: the replicas that slow produces had to wait for."""
 
 import math
-from collections.abc import Callable
 from typing import Final
 
 import pandas as pd
 from markupsafe import Markup
 
-from purgatory_pipeline.page import charts, wording
-from purgatory_pipeline.page.parts import TOPIC, Finding, Grid, PageColumn, PageTable, Plot, Section, columns
+from purgatory_pipeline.page import wording
+from purgatory_pipeline.page.parts import TOPIC, Finding, PageColumn, PageTable, Section, columns
 from purgatory_pipeline.report.report_tables import ReportInfo
 
-REPLICAS_DRAWN: Final = 10
 _CAUSES: Final = {
     "follower": "a follower reached the offset last",
     "leader": "the leader's own append came last",
@@ -19,7 +17,6 @@ _CAUSES: Final = {
     "told": "a high watermark was pushed from outside",
     "unknown": "the archive does not show it",
 }
-_UNITS_MS: Final = {"hours": 3_600_000, "minutes": 60_000, "seconds": 1_000, "ms": 1}
 _REPLICA: Final = (
     *columns(wording.count, replica_id="replica", held_back="held back"),
     *columns(wording.share, "share"),
@@ -38,12 +35,9 @@ def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: Rep
     ).format(wording.strong(wording.milliseconds(info.slow_over_ms)), wording.share_in_sentence(info.slow_share))
     overall = _overall(stragglers)
     by_topic = stragglers[stragglers["topic"].notna()]
-    parts: list[Plot | PageTable | Grid] = []
+    parts: list[PageTable] = []
     if not overall.empty:
-        parts += [
-            _plots(overall.head(REPLICAS_DRAWN)),
-            PageTable("Replicas, over all topics", overall, _REPLICA, rest="csv/stragglers.csv"),
-        ]
+        parts.append(PageTable("Replicas, over all topics", overall, _REPLICA, rest="csv/stragglers.csv"))
     if len(set(by_topic["topic"])) > 1:
         frame = by_topic.sort_values("total_ms", ascending=False, kind="stable")
         parts.append(PageTable("Replicas, by topic", frame, (TOPIC, *_REPLICA), rest="csv/stragglers.csv", rows_max=8))
@@ -80,32 +74,6 @@ def _is_clearly_more(first: object, second: object) -> bool:
 
 def _overall(stragglers: pd.DataFrame) -> pd.DataFrame:
     return stragglers[stragglers["topic"].isna()].sort_values("total_ms", ascending=False, kind="stable")
-
-
-def _plots(drawn: pd.DataFrame) -> Grid:
-    """The produces that each replica held back and the time lost to it; the costliest replica is highlighted."""
-    most_ms = max(wording.number_of(value) for value in drawn["total_ms"])
-    unit, unit_ms = next(((unit, size) for unit, size in _UNITS_MS.items() if most_ms >= size), ("ms", 1))
-
-    def bars(key: str, size: int, shown: Callable[[object], str], title: str, axis: str) -> Plot:
-        return charts.bars(
-            [f"replica {replica}" for replica in drawn["replica_id"]],
-            [wording.number_of(value) / size for value in drawn[key]],
-            [shown(value) for value in drawn[key]],
-            title=title,
-            by="replica",
-            axis=axis,
-            colours=["var(--expired)", *["var(--satisfied)"] * (len(drawn) - 1)],
-            shares=key == "share",
-        )
-
-    lost = f"time lost, added up ({unit})"
-    return Grid(
-        (
-            bars("share", 1, wording.share, "Slow produces held back, by replica", "share of the slow produces"),
-            bars("total_ms", unit_ms, wording.total_time, "Time lost to it, by replica", lost),
-        )
-    )
 
 
 def _causes_table(causes: pd.DataFrame) -> PageTable:

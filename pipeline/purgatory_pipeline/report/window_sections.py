@@ -231,7 +231,7 @@ def waits_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
     return Section("waits", title, (lead,), parts=(Grid(panels, legend), table))
 
 
-def lateness_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
+def lateness_section(topics: pd.DataFrame) -> Section:
     """The time between the deadline of a wait and its expiry."""
     title = "How late expiries came"
     expired = topics[topics["lateness_max_ms"].notna() & (pd.to_numeric(topics["expired"]) > 0)]
@@ -249,7 +249,7 @@ def lateness_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
         rest="csv/topics.csv",
         rows_max=8,
     )
-    return Section("lateness", title, (lead,), (_lateness_over_time(lines), table))
+    return Section("lateness", title, (lead,), (table,))
 
 
 def _over_time(lines: WindowSeries, kind: str) -> Plot:
@@ -267,22 +267,6 @@ def _over_time(lines: WindowSeries, kind: str) -> Plot:
         f"each {lines.per_window}; between {shortest} and {longest}.",
         height=210,
         note=lines.caveat,
-    )
-
-
-def _lateness_over_time(lines: WindowSeries) -> Plot:
-    colours = {kind: charts.colour_of(kind) for kind in lines.kinds()}
-    rows = [row for kind in colours for row in lines.lines(kind, {"lateness_p99_ms": kind})]
-    seen = {str(row["word"]) for row in rows if not wording.is_missing(row["value"])}
-    height = charts.amounts_axis("drawn", "late by, 99 % (ms)")
-    return charts.plot(
-        _lines([row | {"drawn": row["value"]} for row in rows], height, lines.span, colours, "late by"),
-        title="Lateness over time",
-        description=f"Lines over time: how late 99 % of the expiries were at most, by kind, in each "
-        f"{lines.per_window}.",
-        height=210,
-        note=lines.caveat,
-        legend=charts.swatches(colours, seen, shape="line"),
     )
 
 

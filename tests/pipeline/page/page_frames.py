@@ -27,8 +27,8 @@ COUNTS = {
     "shutting_down": 1, "unfinished": 0, "carried_in": 0, "completion_rate": 0.93, "expiry_rate": 0.05,
 }  # fmt: skip
 WAITS = {
-    "waited_total_ms": 60_000, "wait_p50_ms": 18, "wait_p90_ms": 60, "wait_p99_ms": 160, "wait_p999_ms": 190,
-    "wait_max_ms": 209, "lateness_p50_ms": 1, "lateness_p99_ms": 6, "lateness_max_ms": 19,
+    "waited_total_ms": 60_000, "expired_total_ms": 20_000, "wait_p50_ms": 18, "wait_p90_ms": 60, "wait_p99_ms": 160,
+    "wait_p999_ms": 190, "wait_max_ms": 209, "lateness_p50_ms": 1, "lateness_p99_ms": 6, "lateness_max_ms": 19,
 }  # fmt: skip
 SURVIVAL_MS = [2**power for power in range(12)]
 Row = dict[str, Any]
@@ -52,9 +52,18 @@ def report_frames(topics: tuple[str, ...] = TOPICS, windows: int = 48) -> dict[s
         ],
         "hot_keys": [
             {**at_place(place), "by": by, "rank": rank, "waits": 900 // rank, "waited_total_ms": 9_000 // rank}
-            | {"share": 0.21 / rank}
-            for by in ("waited", "waits")
+            | {"share": 0.21 / rank, "lost_ms": 400 // rank}
+            for by in ("lost", "waited", "waits")
             for rank, place in enumerate(places, start=1)
+        ],
+        "principals": [
+            {"principal": name, "kind": kind, "waits": 4_000, "satisfied": 3_900, "expired": 100}
+            | {"waited_total_ms": 90_000, "expired_total_ms": 20_000, "lost_ms": lost_ms}
+            for name, kind, lost_ms in (
+                ("batch", "produce", 7_000),
+                ("web", "produce", -7_000),
+                (HOSTILE, "fetch", 9_000),
+            )
         ],
         "slow_produces": [
             {"cause": cause, "operations": number, "share": number / 1_000, "waited_total_ms": number * 260}

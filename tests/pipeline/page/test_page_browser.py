@@ -25,10 +25,6 @@ PLOTS = (
     "The part that was not satisfied",
     "Waits of fetch operations",
     "Waits of produce operations",
-    "Slow produces held back, by replica",
-    "Time lost to it, by replica",
-    "Lateness over time",
-    "When each partition or key was at its deepest",
     "When something was unusual",
 )
 """The titles of all plots except the curves, which are named after their topics."""

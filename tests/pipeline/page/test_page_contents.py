@@ -41,7 +41,7 @@ def page() -> Page:
 
 
 def section_of(page: Page, anchor: str) -> Section:
-    return next(section for section in (page.account, *page.sections) if section.anchor == anchor)
+    return next(section for section in page.sections if section.anchor == anchor)
 
 
 def text_of(sentence: object) -> str:
@@ -66,7 +66,8 @@ def values_of(plot: Plot, layer: int = 0) -> list[dict[str, object]]:
 
 def test_the_account_adds_up(page: Page) -> None:
     """Rows are used or set aside, operations ended or not, and files whose rows cannot be counted are mentioned."""
-    rows, operations = (text_of(sentence) for sentence in page.account.lead)
+    rows, operations = (text_of(sentence) for sentence in section_of(page, "account").lead)
+    assert page.notices == report_info().notes
     assert rows == (
         "15,721,269 rows = 15,721,057 used, from 240 files, + 212 set aside. The rows of 1 more file cannot be counted."
     )
@@ -76,7 +77,7 @@ def test_the_account_adds_up(page: Page) -> None:
 
 
 def test_rows_set_aside_stand_out(page: Page) -> None:
-    (table,) = page.account.parts
+    (table,) = section_of(page, "account").parts
     assert isinstance(table, PageTable)
     assert table.frame["aside"].tolist() == [False] * 5 + [True] * 2
     assert [(fact.value, fact.alarming) for fact in page.headlines if fact.label == "rows set aside"] == [
@@ -103,6 +104,24 @@ def test_a_replica_is_named_if_it_stands_out(held_back: tuple[int, ...], named: 
     frames = report_frames()
     counts = frames["stragglers"].assign(held_back=held_back * 4)
     assert bool(straggler_finding(counts)) == named
+
+
+def test_causes_of_all_sorts_are_one_list_by_time_lost(page: Page) -> None:
+    """A replica, a partition, a client and timeouts are in order of the time lost; fetches and gains are not there."""
+    lost, waiting = section_of(page, "causes").parts
+    assert isinstance(lost, PageTable)
+    assert isinstance(waiting, PageTable)
+    assert lost.frame["lost_ms"].is_monotonic_decreasing
+    assert set(lost.frame["cause"]) == {"replica", "partition", "client", "timeout"}
+    assert set(lost.frame["kind"]) == {"produce"}
+    first = lost.frame.drop_duplicates("cause").set_index("cause")
+    assert first["lost_ms"].to_dict() == {"replica": 25_830, "timeout": 20_000, "client": 7_000, "partition": 400}
+    assert first.loc[["client", "partition", "replica"], "name"].tolist() == [
+        "batch",
+        "orders-0",
+        "2",
+    ]
+    assert len(waiting.frame) == 3
 
 
 def test_timeouts_that_cut_off_most_are_findings(page: Page) -> None:
@@ -256,6 +275,7 @@ def tables_of(section: Section) -> list[PageTable]:
 
 
 def test_the_unchanged_policy_comes_first(replayed: Page) -> None:
+    assert replayed.account is not None
     assert [text_of(sentence) for sentence in replayed.account.lead] == [
         f"Unchanged policy: 100 % of {2 * OPERATIONS:,} outcomes are equal.",
         "registrations: 800,012 in = 800,000 replayed + 12 recorded as refused",
@@ -266,6 +286,7 @@ def test_the_unchanged_policy_comes_first(replayed: Page) -> None:
 
 def test_a_different_outcome_is_alarming() -> None:
     page = replay_page(replay_frames(), replay_info(equal=2 * OPERATIONS - 1, notes=("A note.",)))
+    assert page.account is not None
     assert text_of(page.account.lead[0]) == (
         f"Unchanged policy: > 99.99 % of {2 * OPERATIONS:,} outcomes are equal. 1 operation ended differently."
     )
