@@ -165,11 +165,12 @@ def _of_levels(
     """Tables that sum facts up by group, topic or window: those Spark computes, and those the driver has."""
     rows = rollups.rolled_up(facts, few).localCheckpoint()
     measured = anomalies.measured_windows(rows, options.topics_max)
+    waiting = rollups.principals(rows)
     computed = {"groups": rollups.group_waits(rows, options.window_ms), "topics": rollups.topic_waits(rows)}
     known = {
         "windows": rollups.window_waits(measured, options.window_ms),
-        "hot_keys": rollups.hot_keys(rows, options.top),
-        "principals": rollups.principals(rows),
+        "hot_keys": rollups.hot_keys(rows, options.top, waiting),
+        "principals": waiting,
         "anomalies": anomalies.anomalies(measured, options.window_ms),
     }
     return computed, known

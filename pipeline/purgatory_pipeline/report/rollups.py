@@ -5,7 +5,6 @@ Each fact is repeated once for each level, so that one shuffle serves all of the
 
 from typing import Final
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
@@ -92,17 +91,16 @@ def window_waits(rows: pd.DataFrame, window_ms: int) -> pa.Table:
     return pa.Table.from_pandas(of_windows.assign(window_start=starts), WINDOWS.schema, preserve_index=False)
 
 
-def hot_keys(rows: DataFrame, top: int) -> pa.Table:
-    counted = _with_lost(rows, "partition").localCheckpoint()
-    waits, waited_ms = counted.agg(F.sum("waits"), F.sum("waited_total_ms")).collect()[0]
-    found = []
-    lists = (("waits", "waits", waits), ("waited", "waited_total_ms", waited_ms), ("lost", "lost_ms", waited_ms))
-    for by, column, everything in lists:
-        listed = counted.where("lost_ms > 0") if by == "lost" else counted
-        most: pd.DataFrame = listed.orderBy(F.desc(column), "topic", "partition", "kind").limit(top).toPandas()
-        ranks = np.arange(1, len(most) + 1)
-        found.append(most.assign(by=by, rank=ranks, share=most[column] / max(everything or 0, 1)))
-    return pa.Table.from_pandas(pd.concat(found, ignore_index=True), HOT_KEYS.schema, preserve_index=False)
+def hot_keys(rows: DataFrame, top: int, principals: pa.Table) -> pa.Table:
+    """The table `hot_keys`; the sums of `principals` are those of all keys."""
+    columns = {"waits": "waits", "waited": "waited_total_ms", "lost": "lost_ms"}
+    amounts = [F.struct(F.lit(by).alias("by"), F.col(name).alias("amount")) for by, name in columns.items()]
+    listed = _with_lost(rows, "partition").select("*", F.inline(F.array(*amounts))).where("by <> 'lost' or amount > 0")
+    place = Window.partitionBy("by").orderBy(F.desc("amount"), "topic", "partition", "kind")
+    found: pd.DataFrame = listed.withColumn("rank", F.row_number().over(place)).where(F.col("rank") <= top).toPandas()
+    sums = {by: max(sum(principals[columns[by.replace("lost", "waited")]].to_pylist()), 1) for by in columns}
+    share = found["amount"] / found["by"].map(sums)
+    return pa.Table.from_pandas(found.assign(share=share), HOT_KEYS.schema, preserve_index=False)
 
 
 def principals(rows: DataFrame) -> pa.Table:
