@@ -30,13 +30,6 @@ OUTCOME_COLOURS: Final = {
     "refused": "var(--refused)",
     "open": "var(--quiet)",
 }
-KIND_COLOURS: Final = {
-    "produce": "var(--produce)",
-    "fetch": "var(--fetch)",
-    "delete_records": "var(--delete-records)",
-    "signal": "var(--signal)",
-}
-
 LABEL_LIMIT: Final = 150
 _FONT: Final = (
     'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif'
@@ -199,10 +192,6 @@ def swatches(
 def by_word(colours: Mapping[str, str]) -> alt.Color:
     scale = alt.Scale(domain=list(colours), range=list(colours.values()))
     return alt.Color("word:N", scale=scale, legend=None)
-
-
-def colour_of(kind: object) -> str:
-    return KIND_COLOURS.get(str(kind), "var(--quiet)")
 
 
 def amounts_axis(key: str, title: str, written: str = "") -> alt.Y:

@@ -3,16 +3,14 @@
 from collections.abc import Callable
 from typing import Final
 
-import altair as alt
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from purgatory_pipeline.page import charts, wording
-from purgatory_pipeline.page.parts import KIND, Finding, LegendEntry, PageColumn, PageTable, Plot, Section, columns
+from purgatory_pipeline.page import wording
+from purgatory_pipeline.page.parts import KIND, Finding, PageColumn, PageTable, Section, columns
 from purgatory_pipeline.report.window_sections import duration
 
-DOTS_MAX: Final = 400
 SHIFT: Final = "shift"
 FINDINGS: Final = 2
 _MEASURES: Final[dict[str, tuple[str, Callable[[object], str], str]]] = {
@@ -31,13 +29,9 @@ _BASES: Final = {
     "window": "the window before",
     "shift": "the days before (a shift)",
 }
-_COLOURS: Final = {"up": "var(--expired)", "down": "var(--produce)"}
-_TOOLTIP: Final = charts.tooltips(
-    ("when:N", "window from (UTC)"), ("measure:N", "what"), ("of:N", "of"), ("value:N", "was"), ("usual:N", "usually")
-)
 
 
-def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span) -> Section:
+def anomalies_section(anomalies: pd.DataFrame, window_ms: int) -> Section:
     title = "Anomalies"
     if anomalies.empty:
         return Section("anomalies", title, ("No window differs strikingly from those that it is compared with.",))
@@ -50,10 +44,9 @@ def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span
         duration(window_ms) + " windows",
         wording.strong(wording.plural(shifts, "shift")),
     )
-    written = _in_words(anomalies)
     table = PageTable(
         "The most striking windows",
-        written,
+        _in_words(anomalies),
         (
             PageColumn("window_start", "window from (UTC)", wording.instant),
             PageColumn("topic", "topic", wording.name_or_all),
@@ -65,7 +58,7 @@ def anomalies_section(anomalies: pd.DataFrame, window_ms: int, span: charts.Span
         ),
         rest="csv/anomalies.csv",
     )
-    return Section("anomalies", title, (lead,), parts=(_plot(written, window_ms, span), table))
+    return Section("anomalies", title, (lead,), parts=(table,))
 
 
 def anomaly_findings(anomalies: pd.DataFrame, window_ms: int) -> list[Finding]:
@@ -96,29 +89,3 @@ def _in_words(anomalies: pd.DataFrame) -> pd.DataFrame:
         for column in ("value", "usual")
     }
     return anomalies.assign(measure=[name for name, _, _ in known], **values)
-
-
-def _plot(written: pd.DataFrame, window_ms: int, span: charts.Span) -> Plot:
-    drawn = written.head(DOTS_MAX)
-    topics = drawn["topic"].where(drawn["topic"].notna(), "all topics")
-    dots = drawn.assign(
-        at=drawn["window_start"] + pd.Timedelta(milliseconds=window_ms) / 2,
-        word=drawn["direction"],
-        of=[f"{topic} · {kind}" for topic, kind in zip(topics, drawn["kind"], strict=True)],
-    )[["at", "measure", "word", "score", "of", "value", "usual"]]
-    up = alt.Y("measure:N", title=None, axis=alt.Axis(grid=True, labelColor="var(--ink)"), sort="ascending")
-    size = alt.Size("score:Q", scale=alt.Scale(type="sqrt", range=[40, 420], zero=False), legend=None)
-    base = charts.over_time(dots.to_dict("records"), span, up, _COLOURS)
-    measures = sorted(set(dots["measure"]))
-    note = "Larger is more striking."
-    if len(written) > DOTS_MAX:
-        note += f" The first {DOTS_MAX} of {len(written):,}."
-    return charts.plot(
-        base.mark_circle(opacity=0.75, stroke="var(--paper)", strokeWidth=1).encode(size=size, tooltip=_TOOLTIP),
-        title="When something was unusual",
-        description=f"A dot for each striking window, in one row each for {wording.listed(measures)}; larger "
-        "ones are more striking. The table below says what each was.",
-        height=60 + 44 * len(measures),
-        note=note,
-        legend=(LegendEntry("more than usual", _COLOURS["up"]), LegendEntry("less than usual", _COLOURS["down"])),
-    )

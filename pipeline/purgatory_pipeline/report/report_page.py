@@ -3,13 +3,12 @@ set aside with a reason.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Final
 
 import pandas as pd
 from markupsafe import Markup
 
-from purgatory_pipeline.page import charts, wording
+from purgatory_pipeline.page import wording
 from purgatory_pipeline.page.parts import Headline, Page, PageColumn, PageTable, Section, columns, footer_lines
 from purgatory_pipeline.report.anomalies_section import anomalies_section, anomaly_findings
 from purgatory_pipeline.report.causes_section import causes_section
@@ -18,7 +17,6 @@ from purgatory_pipeline.report.report_tables import TABLES, ReportInfo
 from purgatory_pipeline.report.stragglers_section import straggler_finding, stragglers_section
 from purgatory_pipeline.report.timeouts_section import advice_findings, advice_section, near_miss_findings
 from purgatory_pipeline.report.window_sections import (
-    WindowSeries,
     lateness_section,
     load_section,
     timeline,
@@ -29,7 +27,6 @@ from purgatory_pipeline.report.window_sections import (
 def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
     """`frames` has one frame for each table of `report_tables`, truncated as described there."""
     lines = timeline(frames["windows"], info.window_ms)
-    span = _span(lines, info)
     return Page(
         title="Purgatory report",
         subtitle=wording.subtitle(info.archive, info.first_at, info.last_at, info.totals.get("registered", 0)),
@@ -51,20 +48,12 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
             lateness_section(frames["topics"]),
             backlog_section(frames["backlog"]),
             hot_keys_section(frames["hot_keys"]),
-            anomalies_section(frames["anomalies"], info.window_ms, span),
+            anomalies_section(frames["anomalies"], info.window_ms),
             account_section(frames["intake"], info),
             _tables_section(frames, info),
         ),
         footer=footer_lines({}, info.versions),
     )
-
-
-def _span(lines: WindowSeries, info: ReportInfo) -> charts.Span:
-    """The time span shared by all plots over time: all windows."""
-    if not lines.frame.empty:
-        return lines.span
-    nothing = datetime(1970, 1, 1, tzinfo=UTC)
-    return info.first_at or nothing, info.last_at or nothing
 
 
 def _tables_section(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Section:

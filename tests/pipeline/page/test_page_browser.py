@@ -25,7 +25,6 @@ PLOTS = (
     "The part that was not satisfied",
     "Waits of fetch operations",
     "Waits of produce operations",
-    "When something was unusual",
 )
 """The titles of all plots except the curves, which are named after their topics."""
 
