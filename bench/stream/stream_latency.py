@@ -106,7 +106,7 @@ def waiting(shards: int) -> Callable[[SparkSession, str, Topics, Path], Streamin
         ]
         options = StreamOptions(checkpoint=str(folder / "ck"), shards=shards, delay_ms=DELAY_MS)
         output = StreamOutput(f"kafka://{bootstrap}/{topics.answers}", str(folder / "quarantine"))
-        return start_stream(session, inputs, output, options, quiet=True)
+        return start_stream(session, inputs, output, options)
 
     return start
 

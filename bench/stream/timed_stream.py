@@ -36,7 +36,7 @@ def main() -> None:
         for side, name in ((OPERATION, "registrations"), (EVENT, "events"))
     ]
     options = StreamOptions(checkpoint=str(given.out / "_checkpoint"), shards=given.shards, delay_ms=0, once=True)
-    query = start_stream(session, inputs, StreamOutput(str(given.out), str(given.out)), options, quiet=True)
+    query = start_stream(session, inputs, StreamOutput(str(given.out), str(given.out)), options)
     query.awaitTermination()
     batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
     print(json.dumps([progress["durationMs"]["triggerExecution"] / 1_000 for progress in batches]))

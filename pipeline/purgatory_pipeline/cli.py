@@ -124,7 +124,7 @@ def stream(
     from purgatory_pipeline.location import open_location
     from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
     from purgatory_pipeline.stream.endpoints import KAFKA, TABLE, StreamInput, StreamOutput
-    from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
+    from purgatory_pipeline.stream.stream_query import StreamOptions, print_progress, start_stream
     from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
     from purgatory_pipeline.time_arguments import parse_span_ms
 
@@ -148,7 +148,7 @@ def stream(
     with unwrapped_errors():
         query = start_stream(session, inputs, output, options)
         try:
-            query.awaitTermination()
+            print_progress(query)
         finally:
             query.stop()
 

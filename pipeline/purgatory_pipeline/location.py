@@ -67,6 +67,12 @@ class Location:
         infos = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
         return sorted(info.base_name for info in infos)
 
+    def last_number(self) -> int | None:
+        """The highest number among the names in this folder: of a checkpoint's `offsets` or `commits`, the last
+        micro-batch that was started or committed. None without any.
+        """
+        return max((int(name) for name in self.names() if name.isdigit()), default=None)
+
     def list_files(self) -> list[str]:
         """Paths of all files below the root, sorted. Raises `ArchiveUnusable` when the folder cannot be listed."""
         try:

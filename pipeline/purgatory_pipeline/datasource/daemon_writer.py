@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import grpc
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import LongType, StructType, TimestampNTZType, TimestampType
 
 from purgatory.v1 import event_pb2, operation_pb2
@@ -43,8 +43,8 @@ class RowsToSend(WriterCommitMessage):
     octets: bytes
 
 
-class DaemonWriter(DataSourceStreamArrowWriter):
-    """Sends each micro-batch to the daemon when it is committed.
+class DaemonWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter):
+    """Sends each micro-batch, or a whole frame, to the daemon when it is committed.
 
     Args:
         schema: The columns of the frame, as in the archive's tables. With a column `type` its rows are events and need
@@ -67,7 +67,7 @@ class DaemonWriter(DataSourceStreamArrowWriter):
         batches = list(iterator)
         return RowsToSend(table_bytes(pa.Table.from_batches(batches)) if batches else b"")
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
         del batchId
         octets = [message.octets for message in messages if isinstance(message, RowsToSend) and message.octets]
         rows = [row for part in octets for row in pa.ipc.open_stream(part).read_all().to_pylist()]
@@ -77,7 +77,7 @@ class DaemonWriter(DataSourceStreamArrowWriter):
             else:
                 register(connection, rows)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
         """Nothing was sent."""
 
 

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -24,6 +25,7 @@ from purgatory_pipeline.datasource.daemon_options import SESSION, DaemonConnecti
 from purgatory_pipeline.datasource.daemon_writer import DaemonWriter
 from purgatory_pipeline.datasource.result_reader import ResultReader
 from purgatory_pipeline.datasource.session_results import RESULT_ROWS
+from purgatory_pipeline.errors import PipelineError
 
 PAGE: Final = 1_000
 CALL_S: Final = 30.0
@@ -109,7 +111,8 @@ class PurgatoryDataSource(DataSource):
     """Register it with `spark.dataSource.register(PurgatoryDataSource)`.
 
     - `spark.readStream.format("purgatory").option("session", NAMES)`: results (`RESULT_ROWS`), exactly once.
-    - `frame.writeStream.format("purgatory")`: events and registrations, with the archive's columns.
+    - `frame.writeStream.format("purgatory")`, `frame.write.format("purgatory").mode("append")`: events and
+      registrations, with the archive's columns.
     - `spark.read.format("purgatory")`: pending operations (`PENDING_ROWS`).
 
     The options are those of `DaemonOptions`.
@@ -126,6 +129,11 @@ class PurgatoryDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         del schema
         return PendingReader(DaemonOptions.of(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if overwrite:
+            raise PipelineError('a daemon is never overwritten: give .mode("append")')
+        return DaemonWriter(DaemonOptions.of(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         del schema

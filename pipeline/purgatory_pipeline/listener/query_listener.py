@@ -17,7 +17,6 @@ from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.observation import End, Observation, SourceState
 from purgatory_connectors.publisher.publisher import Publisher, Source
-from pyarrow import fs
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -28,7 +27,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from purgatory_pipeline.location import open_location
-from purgatory_pipeline.spark.spark_session import root_cause
+from purgatory_pipeline.spark.spark_session import OBSERVED_MARKS, root_cause
 
 SEQUENCE: Final = "sequence"
 """Field of an offset of the format `purgatory`: the last result read from a session."""
@@ -85,12 +84,8 @@ def committed_marks(checkpoint: str) -> Marks:
     """
     place = open_location(checkpoint)
     try:
-        infos = place.filesystem.get_file_info(fs.FileSelector(f"{place.root}/commits", allow_not_found=True))
-        batches = [int(info.base_name) for info in infos if info.base_name.isdigit()]
-        if not batches:
-            return {}
-        with place.filesystem.open_input_stream(f"{place.root}/offsets/{max(batches)}") as stream:
-            return marks_of(ends_of_log(stream.read().decode()))
+        last = place.child("commits").last_number()
+        return {} if last is None else marks_of(ends_of_log(place.child(f"offsets/{last}").read().decode()))
     except (OSError, ValueError, pa.ArrowException) as error:
         _logger.warning(
             "cannot read the checkpoint %s: %s; its marks will be published after the next batch", checkpoint, error
@@ -187,8 +182,10 @@ class PurgatoryListener(StreamingQueryListener):
     up to which partition P of TOPIC is committed, exclusive: to wait until record 42 is processed, wait for 43.
 
     Only named queries are published. A source other than Kafka appears as the topic `sourceN` (N is its index in the
-    query, from 0), partition 0, with its own offsets. A background thread does all the work: a slow or unreachable
-    daemon never delays a query, and receives the latest marks when it is back.
+    query, from 0), partition 0, with its own offsets. Whole numbers that a query observes under the name `marks`, as by
+    `frame.observe("marks", max("version").alias("version"))`, are marks too, of the topic `version`, partition 0. A
+    background thread does all the work: a slow or unreachable daemon never delays a query, and receives the latest
+    marks when it is back.
 
     Create the listener in the process of the session and pass it to `spark.streams.addListener`.
 
@@ -239,7 +236,8 @@ class PurgatoryListener(StreamingQueryListener):
         if progress.name:
             self._names[str(progress.id)] = progress.name
             ends = [source.endOffset for source in progress.sources]
-            self._on_loop(self._progressed, progress.name, str(progress.id), ends)
+            observed = progress.observedMetrics.get(OBSERVED_MARKS)
+            self._on_loop(self._progressed, progress.name, str(progress.id), ends, observed and observed.asDict())
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing new to do."""
@@ -268,13 +266,14 @@ class PurgatoryListener(StreamingQueryListener):
         source.started(identity)
         self._run(self._read_checkpoint(source, identity), f"checkpoint of {name}")
 
-    def _progressed(self, name: str, identity: str, ends: list[str | None]) -> None:
+    def _progressed(self, name: str, identity: str, ends: list[str | None], observed: Mapping[str, Any] | None) -> None:
         try:
             marks = marks_of(ends)
         except ValueError as error:
             _logger.warning("cannot read the offsets %s of %s: %s", ends, name, error)
             return
-        self._source(name, identity).committed(marks)
+        own = {(topic, 0): mark for topic, mark in (observed or {}).items() if isinstance(mark, int) and mark >= 0}
+        self._source(name, identity).committed(marks | own)
 
     def _stopped(self, name: str, why: str) -> None:
         source = self._sources.get(name)

@@ -65,6 +65,9 @@ SHUFFLE_PARTITIONS_PER_CORE: Final = 4
 those 200, since executors may join later; Spark coalesces small ones.
 """
 
+OBSERVED_MARKS: Final = "marks"
+"""Name of an observation (`frame.observe`) whose metrics the listener publishes as marks."""
+
 _started = False
 """Whether we started the running session, and so must stop it."""
 

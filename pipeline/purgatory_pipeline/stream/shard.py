@@ -181,6 +181,12 @@ class Shard:
         """Number of registered operations that are not complete; rows that are not due yet do not count."""
         return len(self.callers)
 
+    @property
+    def oldest_wait_ms(self) -> int:
+        """How long the oldest pending operation has waited, by the engine's time; 0 if none is pending."""
+        first_ms = pc.min(self.callers.table.column("registered_ms")).as_py()
+        return 0 if first_ms is None else self.clock_ms - int(first_ms)
+
     def start_engine(self, now_ms: int) -> Engine:
         self.clock_ms = now_ms
         self.engine = Engine(LIMITS, now_ms)

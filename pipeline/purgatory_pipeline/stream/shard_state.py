@@ -165,19 +165,15 @@ class ShardLayout:
     checkpoint: str
     shards: int
 
-    def read(self, shard: int, batch: int) -> bytes:
-        """The state of a shard before a micro-batch; empty before the first one. Raises `PipelineError`."""
+    def load(self, shard: int, batch: int, delay_ms: int) -> Shard:
+        """Restore a shard as it was before a micro-batch. Raises `PipelineError`."""
         place = self._file(shard, batch)
         try:
-            return place.read()
+            octets = place.read()
         except FileNotFoundError:
             raise PipelineError(
                 f"no state of shard {shard} before micro-batch {batch}: {place.uri} not found"
             ) from None
-
-    def load(self, shard: int, batch: int, delay_ms: int) -> Shard:
-        """Restore a shard as it was before a micro-batch. Raises `PipelineError`."""
-        octets = self.read(shard, batch)
         return from_bytes(octets, delay_ms, number=shard) if octets else Shard(delay_ms, number=shard)
 
     def save(self, shard: Shard, batch: int) -> None:

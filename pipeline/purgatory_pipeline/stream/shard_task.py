@@ -9,7 +9,6 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
-from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from purgatory_pipeline.location import attempt_name, open_location
 from purgatory_pipeline.stream.outcome_rows import OUTCOME_ROWS
@@ -27,19 +26,16 @@ TABLES: Final = {OUTCOMES: OUTCOME_ROWS, LATE: QUARANTINED, QUARANTINE: QUARANTI
 BATCH: Final = "batch"
 """Name of the column and of the folders with the number of the micro-batch."""
 
-Counts = dict[str, int]
-"""Number of rows by table; under `pending`, the number of pending operations."""
-
-
-class AddedCounts(AccumulatorParam[Counts]):
-    """Adds the counts of Spark tasks."""
-
-    def zero(self, value: Counts) -> Counts:
-        del value
-        return {}
-
-    def addInPlace(self, value1: Counts, value2: Counts) -> Counts:  # noqa: N802 - Spark's name
-        return {name: value1.get(name, 0) + value2.get(name, 0) for name in value1 | value2}
+FIGURES: Final = "figures"
+TASK_ROWS: Final = pa.schema(
+    [
+        *OUTCOME_ROWS,
+        (FIGURES, pa.struct([(name, pa.int64()) for name in (*TABLES, "pending", "horizon_ms", "oldest_wait_ms")])),
+    ]
+)
+"""Outcomes, and one row for each shard in which only `figures` is set: rows by table, and the state after them."""
+BATCH_PROPERTY: Final = "streaming.sql.batchId"
+"""Spark's local property with the number of the micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -48,32 +44,32 @@ class ShardTask:
 
     The state is saved before Spark commits the micro-batch. That is safe, because a repeated micro-batch starts from
     the state before it, and plays the same payloads. `folders`: where each table is written to; outcomes without a
-    folder are yielded.
+    folder are yielded, and then the shard's figures (`TASK_ROWS`).
     """
 
     layout: ShardLayout
-    batch: int
     delay_ms: int
     folders: dict[str, str]
-    counts: Accumulator[Counts]
 
     def __call__(self, payloads: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Play the payloads of one shard: those of this task's partition."""
         context = TaskContext.get()
         assert context is not None, "not in a Spark task"
-        number = context.partitionId()
-        shard = self.layout.load(number, self.batch, self.delay_ms)
+        number, batch = context.partitionId(), int(context.getLocalProperty(BATCH_PROPERTY) or 0)
+        shard = self.layout.load(number, batch, self.delay_ms)
         found = pa.Table.from_batches(payloads, PAYLOAD)
         strays = set(found.column("shard").to_pylist()) - {number}
         assert not strays, f"partition {number} has payloads of shards {strays}"
         tables = play_payloads(shard, found)
         for name, rows in tables.items():
             if rows.num_rows and name in self.folders:
-                write_part(self.folders[name], self.batch, number, rows)
-        self.layout.save(shard, self.batch + 1)
-        self.counts.add({name: rows.num_rows for name, rows in tables.items()} | {"pending": shard.pending})
-        if OUTCOMES not in self.folders:
-            yield from tables[OUTCOMES].to_batches()
+                write_part(self.folders[name], batch, number, rows)
+        self.layout.save(shard, batch + 1)
+        figures = {name: rows.num_rows for name, rows in tables.items()}
+        figures |= {name: getattr(shard, name) for name in ("pending", "horizon_ms", "oldest_wait_ms")}
+        found = [] if OUTCOMES in self.folders else [tables[OUTCOMES]]
+        last = pa.Table.from_pylist([{FIGURES: figures}], TASK_ROWS)
+        yield from pa.concat_tables([*found, last], promote_options="default").to_batches()
 
 
 def play_payloads(shard: Shard, payloads: pa.Table) -> dict[str, pa.Table]:

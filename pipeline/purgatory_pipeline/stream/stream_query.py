@@ -1,4 +1,4 @@
-"""The Spark query of a stream: inputs, shards, outputs, and one log line per micro-batch."""
+"""The Spark query of a stream: inputs, shards, outputs, and the figures of each micro-batch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory_pipeline.location import open_location
-from purgatory_pipeline.spark.spark_session import own_session
+from purgatory_pipeline.spark.spark_session import OBSERVED_MARKS, own_session
 from purgatory_pipeline.stream.endpoints import StreamInput, StreamOutput
-from purgatory_pipeline.stream.outcome_rows import OUTCOME_ROWS
-from purgatory_pipeline.stream.payloads import PAYLOAD_DDL, clock_packer
-from purgatory_pipeline.stream.shard_state import ShardLayout, saved_layout, write_layout
-from purgatory_pipeline.stream.shard_task import OUTCOMES, TABLES, AddedCounts, ShardTask
+from purgatory_pipeline.stream.payloads import PAYLOAD_DDL, clock_packer, instant
+from purgatory_pipeline.stream.shard_state import saved_layout, write_layout
+from purgatory_pipeline.stream.shard_task import FIGURES, OUTCOMES, TABLES, TASK_ROWS, ShardTask
 from purgatory_pipeline.stream.wire_records import OPERATION
 
 SETTINGS: Final = {
@@ -47,35 +46,31 @@ class StreamOptions:
     heartbeat_s: int = 0
 
 
-class BatchWriter:
-    """Plays each micro-batch in its shards, writes the outputs and prints one line about it."""
+OBSERVED: Final = "purgatory"
+"""Name of the figures of a micro-batch in the query's `lastProgress["observedMetrics"]`."""
+POLL_S: Final = 1
 
-    def __init__(
-        self, session: SparkSession, output: StreamOutput, layout: ShardLayout, delay_ms: int, *, quiet: bool
-    ) -> None:
+
+class BatchWriter:
+    """Writes the outcomes of each micro-batch, possibly for the second time."""
+
+    def __init__(self, output: StreamOutput) -> None:
         self._output: Final = output
-        self._layout: Final = layout
-        self._delay_ms: Final = delay_ms
-        self._quiet: Final = quiet
-        self._counts: Final = session.sparkContext.accumulator({}, AddedCounts())
-        """Shared by all batches, because Spark never frees an accumulator."""
         self._is_first = True
 
-    def __call__(self, payloads: DataFrame, batch: int) -> None:
-        """Write one micro-batch, possibly for the second time."""
+    def __call__(self, outcomes: DataFrame, batch: int) -> None:
+        """Run the tasks of a micro-batch and write what they yield."""
         if self._is_first:
             self._output.clear(batch)
         self._is_first = False
-        self._counts.value = {}
-        task = ShardTask(self._layout, batch, self._delay_ms, self._output.folders, self._counts)
-        shards = payloads.repartitionById(self._layout.shards, "shard")
-        self._output.write(shards.mapInArrow(task, from_arrow_schema(OUTCOME_ROWS)), batch)
-        counts = self._counts.value
-        if not self._quiet:
-            found = [
-                f"{counts[name]:,} {name.replace('_', ' ')}" for name in TABLES if counts[name] or name == OUTCOMES
-            ]
-            print(f"batch {batch}: {', '.join(found)}; {counts['pending']:,} pending", file=sys.stderr, flush=True)
+        self._output.write(outcomes, batch)
+
+
+def observed_figures() -> list[Column]:
+    """The figures of all shards: rows of this micro-batch by table, and what is pending after it."""
+    sums = [F.sum(f"{FIGURES}.{name}").alias(name) for name in (*TABLES, "pending")]
+    horizon, oldest = F.min(f"{FIGURES}.horizon_ms"), F.max(f"{FIGURES}.oldest_wait_ms")
+    return [*sums, horizon.alias("horizon_ms"), oldest.alias("oldest_wait_ms")]
 
 
 def start_stream(
@@ -83,8 +78,6 @@ def start_stream(
     inputs: list[StreamInput],
     output: StreamOutput,
     options: StreamOptions,
-    *,
-    quiet: bool = False,
 ) -> StreamingQuery:
     """Start the query. It continues from its checkpoint, if there is one, with the number of shards of the first run.
 
@@ -94,7 +87,7 @@ def start_stream(
     for name, value in SETTINGS.items():
         session.conf.set(name, value)
     checkpoint = open_location(options.checkpoint)
-    is_done = last_number(options.checkpoint, "offsets") == last_number(options.checkpoint, "commits")
+    is_done = checkpoint.child("offsets").last_number() == checkpoint.child("commits").last_number()
     if checkpoint.spark_prefix == "file://" and is_done:
         session.conf.set(*LOCAL_FILES)
     layout = saved_layout(options.checkpoint) or write_layout(options.checkpoint, options.shards)
@@ -102,19 +95,41 @@ def start_stream(
     # first. Polled last, they could return an event without the registration written before it, which would be late.
     parts = [heartbeats(session, options.heartbeat_s, layout.shards)] if options.heartbeat_s else []
     parts += [one.payloads(session, layout.shards) for one in sorted(inputs, key=lambda one: one.side == OPERATION)]
+    shards = reduce(DataFrame.unionByName, parts).repartitionById(layout.shards, "shard")
+    task = ShardTask(layout, options.delay_ms, output.folders)
+    played = shards.mapInArrow(task, from_arrow_schema(TASK_ROWS)).observe(OBSERVED, *observed_figures())
+    marked = played.observe(OBSERVED_MARKS, F.min(f"{FIGURES}.horizon_ms").alias("horizon"))
     writer = (
-        reduce(DataFrame.unionByName, parts)
+        marked.where(F.col(FIGURES).isNull())
+        .drop(FIGURES)
         .writeStream.queryName("purgatory")
-        .foreachBatch(BatchWriter(session, output, layout, options.delay_ms, quiet=quiet))
+        .foreachBatch(BatchWriter(output))
         .option("checkpointLocation", checkpoint.spark_uri)
     )
     triggered = writer.trigger(availableNow=True) if options.once else writer.trigger(processingTime="0 seconds")
     return triggered.start()
 
 
-def last_number(checkpoint: str, log: str) -> int | None:
-    """The last micro-batch in one of Spark's logs (`offsets`: started, `commits`: committed); None if it is empty."""
-    return max((int(name) for name in open_location(checkpoint).child(log).names() if name.isdigit()), default=None)
+def print_progress(query: StreamingQuery) -> None:
+    """Print a line about each micro-batch to stderr until the query ends. Raises the error that ended it."""
+    shown, has_ended = -1, False
+    while not has_ended:
+        try:
+            has_ended = bool(query.awaitTermination(POLL_S))
+        finally:
+            for progress in query.recentProgress:
+                if progress.batchId > shown and OBSERVED in progress.observedMetrics:
+                    shown = progress.batchId
+                    line = figures_line(progress.observedMetrics[OBSERVED].asDict())
+                    print(f"batch {shown}: {line}", file=sys.stderr, flush=True)
+
+
+def figures_line(figures: dict[str, int]) -> str:
+    """The figures of a micro-batch in words."""
+    found = [f"{figures[name]:,} {name.replace('_', ' ')}" for name in TABLES if figures[name] or name == OUTCOMES]
+    oldest = f", the oldest for {figures['oldest_wait_ms'] / 1_000:,.1f} s" if figures["pending"] else ""
+    played = f"; played up to {instant(figures['horizon_ms'])}" if figures["horizon_ms"] >= 0 else ""
+    return f"{', '.join(found)}; {figures['pending']:,} pending{oldest}{played}"
 
 
 def heartbeats(session: SparkSession, every_s: int, shards: int) -> DataFrame:

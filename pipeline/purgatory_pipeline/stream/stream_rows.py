@@ -80,30 +80,12 @@ def shards_of(hashes: Hashes, shards: int) -> npt.NDArray[np.int64]:
     return (hashes % np.uint64(shards)).astype(np.int64)
 
 
-NONE: Final = -1
-
-
 def column_of(rows: pa.Table, name: str, default: int = 0) -> Integers:
     """A column of numbers, null as the default."""
     if name not in rows.column_names:
         return np.full(rows.num_rows, default, np.int64)
     found = numbers(rows.column(name), default)
     return np.full(rows.num_rows, default, np.int64) if found is None else found.astype(np.int64)
-
-
-def ranks(texts: pa.ChunkedArray | None, rows: int) -> Integers:
-    """The place of each text among the distinct ones, in alphabetical order; -1 for null."""
-    if texts is None:
-        return np.full(rows, NONE, np.int64)
-    encoded = texts.combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
-    words = encoded.dictionary.to_pylist()
-    rank = np.empty(len(words) + 1, np.int64)
-    rank[sorted(range(len(words)), key=words.__getitem__)] = np.arange(len(words))
-    rank[-1] = NONE
-    found: Integers = rank[encoded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)]
-    return found
 
 
 @dataclass(frozen=True)
@@ -173,32 +155,21 @@ def play_order(rows: pa.Table, records: Records, chosen: Integers) -> Integers:
 
     Ties are broken by content, so that the order never depends on how rows arrived.
     """
-    first = records.start[chosen]
-    is_registration = records.is_registration[chosen]
-    callers = rows.column("caller").take(first) if "caller" in rows.column_names else None
-    topics = rows.column("topic").take(first) if "topic" in rows.column_names else None
+    first, is_registration = records.start[chosen], records.is_registration[chosen]
+    leading = [records.at_ms[chosen], column_of(rows, "place")[first], ~is_registration]
+    order: Integers = np.lexsort(leading[::-1])
+    tied = np.logical_and.reduce([key[order][1:] == key[order][:-1] for key in leading])
+    if not tied.any():  # nearly always
+        return chosen[order]
 
-    def either(registration: Integers, event: Integers) -> Integers:
-        return np.where(is_registration, registration, event)
+    def of(name: str) -> pa.Array | pa.ChunkedArray:
+        missing = name not in rows.column_names
+        return pa.nulls(len(first), ROWS.field(name).type) if missing else rows.column(name).take(pa.array(first))
 
-    def of(name: str, default: int = NONE) -> Integers:
-        return column_of(rows, name, default)[first]
-
-    keys = [
-        records.at_ms[chosen],
-        of("place", 0),
-        ~is_registration,
-        either(ranks(callers, len(first)), ranks(topics, len(first))),
-        either(of("operation_id"), of("partition")),
-        either(of("kind"), of("type")),
-        of("leader_epoch"),
-        of("replica_id"),
-        of("offset"),
-        of("flags"),
-    ]
-    # The first three nearly always say it all; the others cost a sort each.
-    order: Integers = np.lexsort(keys[2::-1])
-    tied = np.logical_and.reduce([key[order][1:] == key[order][:-1] for key in keys[:3]])
-    if tied.any():
-        order = np.lexsort(keys[::-1])
+    pairs = (("caller", "topic"), ("operation_id", "partition"), ("kind", "type"))
+    content = [pc.if_else(pa.array(is_registration), of(own), of(other)) for own, other in pairs]
+    keys = [*leading, *content, *map(of, ("leader_epoch", "replica_id", "offset", "flags"))]
+    table = pa.table(keys, names=[str(place) for place in range(len(keys))])
+    sorting = [(name, "ascending") for name in table.column_names]
+    order = pc.sort_indices(table, sorting).to_numpy()
     return chosen[order]

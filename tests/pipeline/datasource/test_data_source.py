@@ -13,7 +13,7 @@ from purgatory_pipeline.datasource import PurgatoryDataSource, session_results
 from purgatory_pipeline.datasource.daemon_options import DaemonOptions
 from purgatory_pipeline.datasource.session_results import BEGINNING, SessionOffset, SessionResults, rows_of
 from purgatory_pipeline.errors import PipelineError
-from pyspark.errors import StreamingQueryException, UnsupportedOperationException
+from pyspark.errors import PySparkException, StreamingQueryException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -218,7 +218,10 @@ def test_a_micro_batch_whose_results_are_lost_fails_the_query(
         query.awaitTermination(WAIT_S)
 
 
-def test_events_and_registrations_are_written(with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path) -> None:
+@pytest.mark.parametrize("streamed", [True, False])
+def test_events_and_registrations_are_written(
+    with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path, *, streamed: bool
+) -> None:
     registrations = [row for number in range(1, 6) for row in waits(number, offset=number, items=2)]
     events = [event(1, "high_watermark", 3, partition=item) for item in range(2)]
 
@@ -226,6 +229,9 @@ def test_events_and_registrations_are_written(with_format: SparkSession, daemon:
         (tmp_path / part).mkdir()
         pa.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / part / "1.parquet")
         frame = with_format.read.parquet(str(tmp_path / part))
+        if not streamed:
+            frame.write.format("purgatory").option("address", daemon.address).mode("append").save()
+            return
         stream = with_format.readStream.schema(frame.schema).parquet(str(tmp_path / part))
         writer = stream.writeStream.format("purgatory").option("address", daemon.address)
         query = writer.option("checkpointLocation", str(tmp_path / f"{part} done")).trigger(availableNow=True).start()
@@ -243,6 +249,12 @@ def test_events_and_registrations_are_written(with_format: SparkSession, daemon:
     collected = next(iter(daemon.client.results("s")))
     assert sorted(collected.operation_ids) == [1, 2, 3]
     assert set(collected.results.outcomes) == {Outcome.SATISFIED}
+
+
+def test_an_overwriting_mode_is_refused(with_format: SparkSession) -> None:
+    frame = with_format.createDataFrame([("s", "produce")], "session_id string, kind string")
+    with pytest.raises(PySparkException, match="a daemon is never overwritten"):
+        frame.write.format("purgatory").mode("overwrite").save()
 
 
 def test_a_message_of_the_wire_becomes_rows() -> None:

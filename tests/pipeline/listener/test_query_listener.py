@@ -16,6 +16,7 @@ from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_pipeline.listener import PurgatoryListener
 from purgatory_pipeline.listener.query_listener import QuerySource, committed_marks, ends_of_log, marks_of
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from examples.spark_jobs import nightly_batch, own_write
@@ -272,6 +273,21 @@ def test_queries_are_told_apart_and_nameless_ones_left_out(
     wait_until(lambda: bool(nameless.lastProgress))
     known = {partition.topic: partition.high_watermark for partition in client.partitions(prefix="spark/")}
     assert known == {"spark/one/source0": 2, "spark/two/source0": 1}
+
+
+def test_a_number_that_a_query_observes_as_a_mark_is_waited_for(
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    """A wait for version 7 of what the query reads is satisfied by the micro-batch that has read it."""
+    listen(daemon.address)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.txt").write_text("6\n7\n")
+    version = F.max(F.col("value").cast("long")).alias("version")
+    lines = spark.readStream.text(str(tmp_path / "in")).observe("marks", version)
+    lines.writeStream.format("noop").queryName("lines").option(
+        "checkpointLocation", str(tmp_path / "checkpoint")
+    ).start()
+    assert daemon.client.produce({("spark/lines/version", 0): 7}, timeout=PATIENCE_S).outcome is Outcome.SATISFIED
 
 
 def test_the_nightly_batch_has_the_whole_day(spark: SparkSession, tmp_path: Path) -> None:

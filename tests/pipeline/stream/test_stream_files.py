@@ -152,7 +152,7 @@ def test_layouts_and_states_of_a_stream_on_an_object_store(bucket: str) -> None:
     assert folder.names() == ["00000000-00000", "00000002-00001", "00000003-00001", "complete"]
     assert [layout.load(1, batch, 0).horizon_ms for batch in (2, 3)] == [1, 2]
     with pytest.raises(PipelineError, match="no state of shard 1 before micro-batch 1"):
-        layout.read(1, 1)
+        layout.load(1, 1, 0)
 
 
 def test_outcomes_on_an_object_store_are_replaced_by_their_batch(bucket: str) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -33,10 +34,15 @@ OLD_S = 1_600_000_000
 FUTURE_MS = 4_102_444_800_000  # 2100
 
 
-def run(spark: SparkSession, folders: StreamFolders, **options: Any) -> None:  # noqa: ANN401 - those of `start`
+def run(
+    spark: SparkSession,
+    folders: StreamFolders,
+    **options: Any,  # noqa: ANN401 - those of `start`
+) -> StreamingQuery:
     query = start(spark, folders, **options)
     assert query.awaitTermination(WAIT_S), "it did not end"
     assert query.exception() is None
+    return query
 
 
 def start(
@@ -58,7 +64,7 @@ def start(
         once=not heartbeat_s, heartbeat_s=heartbeat_s,
     )  # fmt: skip
     output = StreamOutput(results or str(folders.results), str(folders.results))
-    return start_stream(spark, inputs, output, options, quiet=True)
+    return start_stream(spark, inputs, output, options)
 
 
 @pytest.mark.slow  # asks Spark
@@ -68,15 +74,16 @@ def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp
     far ahead of the clock is set aside with the reason: time does not move because of it, so nothing that comes later
     is late.
     """
-    history = SimulatedHistory.of_seed(7, 1_500)
+    history = SimulatedHistory.of_seed(21, 1_500)
     folders = StreamFolders(tmp_path)
     parts = folders.slices(history.rows, 4)
     for part in (parts[0], [*parts[1], {"at_ms": FUTURE_MS}]):
         folders.write(part)
     for path in (folders.registrations / "00000.parquet", folders.events / "00000.parquet"):
         os.utime(path, (OLD_S, OLD_S))
-    run(spark, folders)
+    query = run(spark, folders)
     first = len(folders.outcomes())
+    assert_pending(folders, history, query)
     (folders.registrations / "damaged.parquet").write_bytes(b"PAR1 and nothing else")
     for part in parts[2:]:
         folders.write(part)
@@ -89,6 +96,17 @@ def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp
     [ahead] = [row["reason"] for row in quarantine if row["at_ms"] == FUTURE_MS]
     assert "more than --max-ahead later than the clock" in ahead
     assert (len(quarantine), folders.rows("late").num_rows) == (history.refused_events + 1, 0)
+
+
+def assert_pending(folders: StreamFolders, history: SimulatedHistory, query: StreamingQuery) -> None:
+    """The figures of the last micro-batch are of what was registered by then and has an outcome later."""
+    assert query.lastProgress is not None
+    observed = query.lastProgress.observedMetrics
+    figures, horizon_ms = observed["purgatory"], observed["marks"]["horizon"]
+    ended = {outcome[:3] for outcome in folders.outcomes()}
+    waiting = {outcome[:3] for outcome in history.outcomes if outcome[2] < horizon_ms} - ended
+    oldest_ms = horizon_ms - 1 - min(registered_ms for *_, registered_ms in waiting)
+    assert (figures["pending"], figures["oldest_wait_ms"]) == (len(waiting), oldest_ms)
 
 
 def test_lines_of_json_with_bad_ones_among_them(spark: SparkSession, tmp_path: Path) -> None:
@@ -288,6 +306,8 @@ def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(tmp_path: Path) -
         folders.write([*second, {"at_ms": history.end_ms + DELAY_MS}])
         rest, _ = process.communicate("\n")
     assert process.returncode == 0, "".join([*printed, rest])[-2_000:]
+    line = r"batch 0: 46 outcomes, 5 quarantine; 0 pending; played up to 2023-11-\d\dT"
+    assert any(re.match(line, one) for one in printed)
     files = sorted(warehouse.rglob("batch=*/*.parquet"))
     assert {file.parent.name for file in files} == {"batch=0", "batch=1"}
     found = pa.concat_tables([pq.ParquetFile(file).read() for file in files])
