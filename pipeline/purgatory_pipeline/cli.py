@@ -13,7 +13,7 @@ import click
 from purgatory.command_line import Whole
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.replay.command import replay
-from purgatory_pipeline.report.command import report
+from purgatory_pipeline.report.command import advise, report
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -56,9 +56,10 @@ SETTINGS: Final[list[click.Parameter]] = [
 
 @click.group(params=SETTINGS, context_settings={"show_default": True})
 def app() -> None:
-    """Reports and what-if replays of an archive, and the purgatory as a stream, on Spark."""
+    """Reports, advice and what-if replays of an archive, and the purgatory as a stream, on Spark."""
 
 
+app.add_command(advise)
 app.add_command(replay)
 app.add_command(report)
 

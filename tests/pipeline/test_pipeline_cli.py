@@ -58,6 +58,10 @@ NINES = "9" * 5_000
         ([*REPLAY, "--leader-moves", "0s"], "--leader-moves 0s: the delay must be 1 to 3600000 ms"),
         ([*REPLAY, "--sweep", "timeout_ms"], "--sweep timeout_ms: give NAME=VALUE,VALUE,..."),
         ([*REPLAY, "--sweep", "timeout_ms=5,5"], "--sweep timeout_ms=5,5: a value is given twice"),
+        *(
+            (["advise", *REPORT[1:], "--slo", text], f"--slo {text}: give a percentage between 0 and 100")
+            for text in ("99.5", "0%", "100%", "many%", "99%%", "\u0669%")
+        ),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_2(
@@ -93,7 +97,7 @@ def test_wrong_usage_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixtu
 def test_help_lists_commands_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for word in ("check", "replay", "report", "stream", "--master", "--conf"):
+    for word in ("advise", "check", "replay", "report", "stream", "--master", "--conf"):
         assert word in shown
 
 
@@ -297,16 +301,14 @@ def test_spans_are_ascii_digits(text: str) -> None:
         parse_span_ms("--delay", text)
 
 
-IN_USE = pd.DataFrame(
-    [(None, 1, 500, 1.0, 1), ("orders", 1, 500, 1.0, 1)], columns=["topic", "place", "timeout_ms", "share", "timeouts"]
-).assign(kind="produce", operations=1)
-
+USE = [{"timeout_ms": 500, "share": 1.0, "timeouts": 1, "operations": 1}]
 UNSEEN = "not enough seen beyond 500 ms to say which would expire less."
 
 
-def lines_of(waited_ms: list[int], fates: list[str], in_use: pd.DataFrame = IN_USE, topic: str = "orders") -> list[str]:
+def lines_of(waited_ms: list[int], fates: list[str], topic: str = "orders") -> list[str]:
     counts = pd.DataFrame({"topic": topic, "kind": "produce", "fate": fates, "waited_ms": waited_ms, "operations": 1})
     counts["timeout_ms"] = counts["waited_ms"].where(counts["fate"] == "expired")
+    in_use = {(None, "produce"): USE, ("orders", "produce"): USE}
     return advised(advise(counts, in_use)["advice"].to_pandas())
 
 
@@ -354,7 +356,7 @@ def test_advice_names_the_longest_timeout_where_none_is_long_enough() -> None:
 
 
 def test_topics_cannot_write_to_the_terminal() -> None:
-    (line,) = lines_of([1], ["satisfied"], IN_USE.iloc[:1], topic="a\x1b[2J\n")
+    (line,) = lines_of([1], ["satisfied"], topic="a\x1b[2J\n")
     assert line == "produce, a\\u001b[2J\\u000a: Too few to advise: 1 seen, 1 of them satisfied."
 
 

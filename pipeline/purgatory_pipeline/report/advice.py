@@ -80,21 +80,18 @@ def timeout_counts(registered: DataFrame, largest: Mapping[str, Sequence[str]]) 
     return _of_large(registered.where("not refused and operations > 0"), largest, "timeout_ms").toPandas()
 
 
-def timeouts_in_use(counts: pd.DataFrame) -> pd.DataFrame:
-    """The most common timeouts of each topic and of all topics (null), from `timeout_counts`, numbered by `place`.
-
-    Adds `timeouts`, the number of distinct timeouts, and `share`.
+def timeouts_in_use(counts: pd.DataFrame) -> dict[CurveKey, list[Row]]:
+    """The most common timeouts of each topic and of all topics, from `timeout_counts`, with their `share` of the
+    operations and `timeouts`, the number of distinct ones.
     """
-    of_all = counts.groupby(["kind", "timeout_ms"], as_index=False)["operations"].sum().assign(topic=ALL)
-    both = pd.concat([counts.dropna(subset=["topic"]), of_all], ignore_index=True)
-    both = both.sort_values(["operations", "timeout_ms"], ascending=[False, True], ignore_index=True)
-    curves = both.groupby(["topic", "kind"], dropna=False)
-    placed = both.assign(
-        place=curves.cumcount() + 1,
-        share=both["operations"] / curves["operations"].transform("sum"),
-        timeouts=curves["timeout_ms"].transform("size"),
-    )
-    return placed[placed["place"] <= IN_USE_MAX]
+    both = pd.concat([counts.dropna(subset=["topic"]), counts.assign(topic=ALL)])
+    sums = both.groupby(["topic", "kind", "timeout_ms"], as_index=False, dropna=False)["operations"].sum()
+    used: dict[CurveKey, list[Row]] = {}
+    for (topic, kind), own in sums.groupby(["topic", "kind"], dropna=False):
+        first = own.sort_values(["operations", "timeout_ms"], ascending=[False, True]).head(IN_USE_MAX)
+        placed = first.assign(share=first["operations"] / own["operations"].sum(), timeouts=len(own))
+        used[ALL if pd.isna(topic) else str(topic), str(kind)] = placed.to_dict("records")
+    return used
 
 
 def _seen(facts: DataFrame) -> DataFrame:
@@ -109,7 +106,10 @@ def _of_large(rows: DataFrame, largest: Mapping[str, Sequence[str]], *columns: s
 
 
 def advise(
-    counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] = (), widening: Widening | None = None
+    counts: pd.DataFrame,
+    in_use: Mapping[CurveKey, list[Row]],
+    asked_ms: Sequence[int] = (),
+    widening: Widening | None = None,
 ) -> dict[str, pa.Table]:
     """Makes the three tables, by name, from `waited_counts` and `timeouts_in_use`. What expired counts as satisfied at
     the time at which its mark was REACHED.
@@ -117,14 +117,13 @@ def advise(
     advice: list[Row] = []
     timeouts: list[Row] = []
     points: list[Row] = []
-    used = _used(in_use)
     frames = dict(_curves(counts))
     curves = {key: _estimate(frame) for key, frame in frames.items()}
     factors = widening(curves) if widening else {}
     curves |= {key: _estimate(frames[key], factor) for key, factor in factors.items()}
     for (topic, kind), frame in frames.items():
         curve = curves[topic, kind]
-        owned = used.get((topic, kind), [])
+        owned = in_use.get((topic, kind), [])
         judged = {timeout_ms: curve.expires(timeout_ms) for timeout_ms in _candidates(curve, owned, asked_ms)}
         head: Row = {"topic": topic, "kind": kind}
         row = head | _needs(curve, int(frame["done"].sum()), int(frame[EXPIRED].sum()))
@@ -212,14 +211,6 @@ def _expired_under(counts: pd.DataFrame, topic: str | None, kind: str) -> Mappin
         of_curve &= counts["topic"] == topic
     sums: Mapping[int, int] = counts[of_curve].groupby("timeout_ms")["operations"].sum().to_dict()
     return sums
-
-
-def _used(in_use: pd.DataFrame) -> dict[CurveKey, list[Row]]:
-    """The timeouts in use by curve, most common first."""
-    used: dict[CurveKey, list[Row]] = {}
-    for row in in_use.sort_values("place").to_dict("records"):
-        used.setdefault((ALL if pd.isna(row["topic"]) else row["topic"], row["kind"]), []).append(row)
-    return used
 
 
 def _candidates(curve: Curve, used: Sequence[Row], asked_ms: Sequence[int]) -> list[int]:

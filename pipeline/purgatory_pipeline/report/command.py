@@ -1,4 +1,4 @@
-"""The command `report`: options and output."""
+"""The commands `report` and `advise`: options and output."""
 
 from __future__ import annotations
 
@@ -99,6 +99,34 @@ def report(
         click.echo(line)
     page = _write_page(found, intake.notes(), made, options, written, place)
     click.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
+
+
+@click.command()
+@click.argument("archive", metavar="ARCHIVE", help="Folder or URI of the archive.")
+@click.option("--slo", metavar="PERCENT", required=True, help="The share that may not expire, such as 99.5%.")
+@click.option("--out", metavar="DIR", required=True, help="Folder for timeouts.toml, the table and the page.")
+def advise(archive: str, slo: str, out: str) -> None:
+    """Finds the smallest timeouts that meet an objective, and confirms them by a replay."""
+    from purgatory_pipeline.archive.catalog import find_archive
+    from purgatory_pipeline.location import open_output, write_file
+    from purgatory_pipeline.page import document, wording
+    from purgatory_pipeline.report.advice_page import advice_page
+    from purgatory_pipeline.report.objective import advise_timeouts, parse_objective, to_toml
+    from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
+
+    objective = parse_objective(slo)
+    found = find_archive(archive)
+    place = open_output(out)
+    with unwrapped_errors():
+        rows, different = advise_timeouts(spark_session("advise", rows=found.all_rows), found, objective)
+    click.echo(f"unchanged policy: {different:,} operations did not end as recorded")
+    shown = rows.map(lambda value: wording.text(value) if isinstance(value, str) and value else value)
+    click.echo(shown.to_string(index=False, na_rep="-", float_format="{:.4g}".format))
+    write_file(place, "timeouts.toml", to_toml(rows, objective).encode())
+    write_file(place, "timeouts.csv", rows.to_csv(index=False).encode())
+    subtitle = wording.subtitle(found.uri, *_bounds(found), int(rows["operations"].sum()))
+    page = write_file(place, "advise.html", document.render(advice_page(rows, subtitle, slo, different)).encode())
+    click.echo(f"defaults for clients: {out}/timeouts.toml; the page: {page}")
 
 
 def advised(advice: pd.DataFrame) -> list[str]:

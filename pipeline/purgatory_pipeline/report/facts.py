@@ -67,19 +67,16 @@ def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRo
     """Compares the two tables, reading both. Refused registrations never end and are excluded."""
     begun = registrations.where(F.col("refusal_code") == ACCEPTED).withColumn("registered_ms", F.col("time_ms"))
     ended = outcomes.withColumn("registered_ms", F.col("time_ms") - F.col("waited_ms"))
-    begun, ended = (rows.withColumn("slot", _slot(F.col("registered_ms"))) for rows in (begun, ended))
-    sums = (
-        _digests(begun, 1)
-        .unionAll(_digests(ended, -1))
-        .groupBy("run_id", "slot")
-        .agg(
-            F.sum("rows").alias("rows"),
-            F.expr("bit_xor(digest)").alias("digest"),
-            F.min("first_ms").alias("first_ms"),
-            F.max("last_ms").alias("last_ms"),
-        )
-        .localCheckpoint()
-    )
+    begun, ended = (rows.withColumn("slot", F.shiftright("registered_ms", SLOT_BITS)) for rows in (begun, ended))
+    sides = [
+        rows.select("run_id", "slot", "session_number", "operation_id", "item", "time_ms", F.lit(sign).alias("sign"))
+        for rows, sign in ((begun, 1), (ended, -1))
+    ]
+    both = sides[0].unionAll(sides[1]).groupBy("run_id", "slot")
+    # A row that occurs twice on one side cancels out in the digest, but not in the number of rows.
+    digest = F.expr("bit_xor(xxhash64(session_number, operation_id, item))").alias("digest")
+    ends = (F.min("time_ms").alias("first_ms"), F.max("time_ms").alias("last_ms"))
+    sums = both.agg(F.sum("sign").alias("rows"), digest, *ends).localCheckpoint()
     differing = sums.where("rows <> 0 or digest <> 0").select("run_id", "slot")
     if differing.isEmpty():
         return UnmatchedRows()
@@ -196,18 +193,3 @@ def _counted() -> list[Column]:
 
 def _added() -> list[Column]:
     return [F.sum("waits").alias("waits"), F.sum("operations").alias("operations")]
-
-
-def _slot(time_ms: Column) -> Column:
-    return F.shiftright(time_ms, SLOT_BITS)
-
-
-def _digests(rows: DataFrame, sign: int) -> DataFrame:
-    """Sums by run and slot that cancel out with those of the other side if both have the same rows."""
-    return rows.groupBy("run_id", "slot").agg(
-        (F.count(F.lit(1)) * sign).alias("rows"),
-        # A row that occurs twice on one side cancels out here, but not in the number of rows.
-        F.expr("bit_xor(xxhash64(session_number, operation_id, item))").alias("digest"),
-        F.min("time_ms").alias("first_ms"),
-        F.max("time_ms").alias("last_ms"),
-    )

@@ -29,7 +29,6 @@ from purgatory_pipeline.page.parts import (
 CURVES: Final = 6
 FINDINGS: Final = 3
 SENTENCE_LENGTH_MAX: Final = 400
-POINTS_MAX: Final = 150
 SMALLEST_SHARE: Final = 1e-5
 NOTABLE_SHARE: Final = 0.005
 """Timeouts that cut off a smaller share are not listed as findings."""
@@ -123,17 +122,8 @@ def _of(frame: pd.DataFrame, row: pd.Series[Any]) -> pd.DataFrame:
     return frame[same_topic & (frame["kind"] == row["kind"])]
 
 
-def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
-    """Thins a curve to at most POINTS_MAX steps, ending at the first one that is too small to draw."""
-    shares = pd.to_numeric(curve["waiting"])
-    drawn = curve[shares.shift(fill_value=1.0) >= SMALLEST_SHARE]
-    every = -(-len(drawn) // POINTS_MAX)
-    keep = [place for place in range(len(drawn)) if place % every == 0 or place == len(drawn) - 1]
-    return drawn.iloc[keep]
-
-
 def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot:
-    curve = _thinned(_of(survival, row).sort_values("waited_ms"))
+    curve = _of(survival, row).sort_values("waited_ms")
     points = [_point(*values) for values in curve[["waited_ms", "waiting", "waiting_low", "waiting_high"]].to_numpy()]
     bottom = 10.0 ** math.floor(math.log10(min(0.1, *(point["drawn"] for point in points))))
     steps = [step for step in (_DECADES if bottom < 0.09 else _FINER) if step >= bottom * 0.99]

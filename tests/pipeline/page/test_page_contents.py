@@ -155,6 +155,16 @@ def test_shifts_come_before_windows_and_improvements_are_no_findings() -> None:
     ]
 
 
+def test_timeouts_that_disagree_with_what_was_seen_are_noted() -> None:
+    frames = report_frames()
+    advice = frames["advice"].assign(timeouts=[1, *[2] * (len(frames["advice"]) - 1)], timeout_observed=0.2)
+    section = section_of(report_page(frames | {"advice": advice}, report_info()), "timeouts")
+    assert [notice.replace(wording.NBSP, " ").partition(". ")[0] for notice in section.notices] == [
+        "All topics (produce): 20.0 % expired, and the estimate for this timeout is 3.0 %"
+    ]
+    assert section_of(report_page(frames, report_info()), "timeouts").notices == ()
+
+
 def test_findings_lead_to_sections_that_are_there(page: Page) -> None:
     anchors = [section.anchor for section in page.sections]
     assert len(set(anchors)) == len(anchors)

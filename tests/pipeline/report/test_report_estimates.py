@@ -4,14 +4,14 @@ read from them. `test_report_tables` compares all other figures with SQL.
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.report import estimates
-from purgatory_pipeline.report.estimates import Curve, Ints, cluster_variances, estimate, quantiles, widened
+from purgatory_pipeline.report.estimates import Curve, Floats, Ints, cluster_variances, estimate, quantiles, widened
 
 Ended = list[tuple[int, bool]]
 """Operations: how long each waited, and whether it was satisfied."""
@@ -93,6 +93,26 @@ def test_what_a_share_needs(ended: Ended, share: float) -> None:
         assert value <= high
 
 
+def test_known_example() -> None:
+    """The remission times of 6-MP patients (Freireich 1963): shares and standard errors as in every textbook."""
+    done = [6, 6, 6, 7, 10, 13, 16, 22, 23]
+    lost = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
+    curve = curve_of([*((time, True) for time in done), *((time, False) for time in lost)])
+    shares = dict(zip(curve.waited_ms.tolist(), curve.waiting.tolist(), strict=True))
+    assert [round(shares[time], 3) for time in (6, 7, 10, 13, 16, 22, 23)] == [
+        0.857, 0.807, 0.753, 0.690, 0.627, 0.538, 0.448,
+    ]  # fmt: skip
+    low, high = (bound[curve.waited_ms.tolist().index(23)] for bound in (curve.low, curve.high))
+    assert (round(low, 3), round(high, 3)) == (0.188, 0.680)
+
+
+def test_all_done_long_before_a_timeout() -> None:
+    curve = curve_of([(need, True) for need in range(1, 101)])
+    said = curve.expires(30_000)
+    assert (said.value, said.low) == (0.0, 0.0)
+    assert 0 < said.high < 0.2
+
+
 def test_shown_points_are_few_and_end_with_the_last() -> None:
     waited = np.arange(100_000)
     curve = estimate(waited, [np.full(len(waited), 3)], np.ones(len(waited), dtype=np.int64))
@@ -100,10 +120,6 @@ def test_shown_points_are_few_and_end_with_the_last() -> None:
     assert 100 < len(shown) < 600
     assert (shown[0], shown[-1]) == (0, len(waited) - 1)
     assert np.abs(np.diff(curve.waiting[shown])).max() < 0.02
-
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def counted(waited: Floats, ends: list[Flags], entered: Floats | None = None, clusters: Ints | None = None) -> Curve:
