@@ -4,8 +4,6 @@ Addresses contain no secrets, because other users can read a command line. Secre
 `config=`, or from the environment.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib
@@ -53,7 +51,7 @@ class SourceUri:
     text: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> SourceUri:
+    def parse(cls, text: str) -> "SourceUri":
         """Parse an address. Raises SourceUriInvalid."""
         parts = urlsplit(text)
         scheme = parts.scheme
@@ -106,7 +104,7 @@ class SourceUri:
             if option not in known:
                 raise SourceUriInvalid(f"source {self.text!r}: unknown option {option!r}; known: {', '.join(known)}")
 
-    def merged(self, environment_prefix: str) -> SourceUri:
+    def merged(self, environment_prefix: str) -> "SourceUri":
         """The address with the options of `config` added; those of the address take precedence."""
         return replace(self, options={**self.config(environment_prefix), **self.options})
 

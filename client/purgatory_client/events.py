@@ -8,8 +8,6 @@ number that does not fit the wire.
 An `Event` contains the values of the column form; the few types that exist only in row form carry their row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -81,7 +79,7 @@ class AdvanceReceipt:
         """The number of operations that all events ended."""
         return sum(self.ended)
 
-    def raise_for_refusals(self) -> AdvanceReceipt:
+    def raise_for_refusals(self) -> "AdvanceReceipt":
         """Raise EventRefused (StaleEpoch for an old leader epoch) if an event was refused; else return this receipt."""
         for refusal in self.refusals:
             kind = StaleEpoch if refusal.error_code == STALE_EPOCH else EventRefused

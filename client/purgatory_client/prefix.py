@@ -4,8 +4,6 @@ A mark promises everything below it. A program that works on several positions a
 highest one that is done, but the lowest one that is not. `Prefix` finds it, and publishes it as a high watermark.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from bisect import bisect_left, bisect_right
@@ -124,7 +122,7 @@ class Prefix:
             self._finish(position, after)
 
     @asynccontextmanager
-    async def publishing(self, client: AsyncClient) -> AsyncIterator[Prefix]:
+    async def publishing(self, client: AsyncClient) -> "AsyncIterator[Prefix]":
         """Publish the mark now, whenever it has moved, and once more at the end of the `async with` block.
 
         Moves while a message is on its way share the next one. While the daemon cannot be reached or is at a limit, for

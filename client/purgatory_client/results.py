@@ -5,8 +5,6 @@ therefore cost ten thousand small views, and objects for partitions are created 
 for a long time keeps its batch's columns in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -216,7 +214,7 @@ class ResultColumns:
     def __len__(self) -> int:
         return len(self.outcomes)
 
-    def __iter__(self) -> Iterator[Result]:
+    def __iter__(self) -> "Iterator[Result]":
         start, counts = 0, self.unless_counts
         for position in range(len(self)):
             yield Result(self, position, start, counts[position if len(counts) > 1 else 0])
@@ -258,7 +256,7 @@ def _name_of(name: Any) -> str:  # noqa: ANN401 - a partition in either form, or
     return format_partition(*name) if isinstance(name, tuple) and len(name) == 2 else name
 
 
-def already_satisfied() -> Result:
+def already_satisfied() -> "Result":
     """The result of waiting for no partitions, for example for the end of an empty topic."""
     values: dict[str, list[Any]] = {name: [0] for name in (*OPERATION_COLUMNS, "item_counts")}
     values["outcomes"] = [Outcome.SATISFIED]
@@ -335,7 +333,7 @@ class Result:
         lost = [item for item in self.items if item.error_code not in (0, _REQUEST_TIMED_OUT)]
         return [item for item in lost if item.error_code == UNLESS_REACHED] or lost
 
-    def raise_for_outcome(self) -> Result:
+    def raise_for_outcome(self) -> "Result":
         """Raise unless the operation is satisfied.
 
         Returns:

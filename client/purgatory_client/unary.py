@@ -1,7 +1,5 @@
 """Unary calls to a daemon over one channel: everything that is not part of this client's session."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
@@ -418,7 +416,7 @@ class SingleCalls:
 
         return await self._at_shard(request.session_id, call)
 
-    async def _at_shard(self, session_id: str, call: Callable[[SingleCalls], Awaitable[T]]) -> T:
+    async def _at_shard(self, session_id: str, call: "Callable[[SingleCalls], Awaitable[T]]") -> T:
         """Make a call that names a session at its shard. It is repeated only if another shard has refused it."""
         if not self._shards:
             try:

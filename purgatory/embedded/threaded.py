@@ -1,7 +1,5 @@
 """`EmbeddedPurgatory`: the generic purgatory under one lock, with a reaper thread, and effects outside the lock."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -31,7 +29,7 @@ class OperationType(ABCMeta):
 
     def __new__(  # noqa: D102 - see the class
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **keywords: object
-    ) -> OperationType:
+    ) -> "OperationType":
         if any(issubclass(base, asyncio.Future) for base in bases):
             raise TypeError(
                 f"class {name}: an operation can't be an asyncio.Future as well, which only its loop's own thread may "

@@ -10,8 +10,6 @@ Constructor arguments are ordered by how often they are passed: a compiled const
 order until it has found all that were passed.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 PartitionName = tuple[str, int]
@@ -81,7 +79,7 @@ class OperationBatch:
         self.unless_counts: Final[list[int]] = unless_counts
 
     @staticmethod
-    def to_fill() -> OperationBatch:
+    def to_fill() -> "OperationBatch":
         """An empty batch with lists of its own in every column, for appending."""
         return OperationBatch(
             [], partitions=[], item_indexes=[], offsets=[], timeouts_ms=[], keys=[], item_counts=[],
@@ -128,7 +126,7 @@ class EventBatch:
         segment_base_offsets: list[int] = NOTHING,
         log_start_offsets: list[int] = NOTHING,
         flags: list[int] = NOTHING,
-        replica_sets: list[ReplicaSets | None] = NOTHING,
+        replica_sets: "list[ReplicaSets | None]" = NOTHING,
         values: list[bytes] = NOTHING,
     ) -> None:
         self.types: Final = types

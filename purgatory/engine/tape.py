@@ -9,8 +9,6 @@ or names it consumes, how many operations expire (PASS_TIME; 0: only the time pa
 SHUT_DOWN has the ids of the operations that ended. Each column is read once, from beginning to end.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from mypy_extensions import i64
@@ -137,11 +135,11 @@ class TapePlayer:
                 self._change_ids(step, tape, count, now_ms)
         return played
 
-    def _kind_columns(self, tape: Tape, kind: int) -> KindColumns | None:
+    def _kind_columns(self, tape: Tape, kind: int) -> "KindColumns | None":
         batch = tape.operations[kind] if kind < len(tape.operations) else None
         return None if batch is None else KindColumns(kind, batch, self._performer.admission)
 
-    def _register(self, kind: KindColumns, count: int, now_ms: i64, played: Played) -> None:
+    def _register(self, kind: "KindColumns", count: int, now_ms: i64, played: Played) -> None:
         owner = self._owner
         columns = kind.columns
         admission = self._performer.admission

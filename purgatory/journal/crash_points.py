@@ -1,7 +1,5 @@
 """Points at which tests/histories makes the daemon kill itself. A hook for tests, not a setting."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Final
@@ -38,7 +36,7 @@ class CrashPoints:
         self._times_left = int(times or 1)
 
     @classmethod
-    def from_environment(cls) -> CrashPoints:
+    def from_environment(cls) -> "CrashPoints":
         return cls(os.environ.get(VARIABLE, NEVER))
 
     def reached(self, point: str) -> None:

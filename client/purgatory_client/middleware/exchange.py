@@ -3,8 +3,6 @@
 Tokens come from callers, so everything in them is checked, and the daemon checks the rest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -47,7 +45,7 @@ ENDED: Final = frozenset({3, 74})
 Client = TypeVar("Client")
 
 _logger = logging.getLogger("purgatory_client")
-_exchange: ContextVar[Exchange | None] = ContextVar("purgatory exchange", default=None)
+_exchange: "ContextVar[Exchange | None]" = ContextVar("purgatory exchange", default=None)
 
 
 def wrote(offsets: ByPartition) -> None:

@@ -5,8 +5,6 @@ They are stored in one dictionary in the order of ids, so those above the daemon
 all batches.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,7 +37,7 @@ class WaitChunk:
     size_bytes: int = 0
     """Size of its message in bytes. Set when it is encoded."""
 
-    def halves(self) -> tuple[WaitChunk, WaitChunk] | None:
+    def halves(self) -> "tuple[WaitChunk, WaitChunk] | None":
         """Split the chunk in two. None: it contains a single operation."""
         middle = len(self.waits or self.positions) // 2
         if not middle:

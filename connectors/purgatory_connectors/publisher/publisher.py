@@ -1,7 +1,5 @@
 """Publishes the observations of one source to any number of daemons."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -46,7 +44,7 @@ class Source(ABC):
     topic_prefixes: tuple[str, ...]
 
     @abstractmethod
-    async def run(self, publisher: Publisher) -> None:
+    async def run(self, publisher: "Publisher") -> None:
         """Watch until cancelled. Raises SourceRefused for errors that no retry can fix; the program exits with it."""
 
     @abstractmethod

@@ -1,7 +1,5 @@
 """Registered operations and events as the engine's batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -38,7 +36,7 @@ class CompleteOperations:
         values = self.chunk.column(name)
         return (values if len(values) == len(self) else values.take(self.starts)).astype(np.int64)
 
-    def take(self, chosen: Flags) -> CompleteOperations:
+    def take(self, chosen: Flags) -> "CompleteOperations":
         """Some operations, and no rows before the first."""
         counts = self.counts[chosen]
         before = np.zeros(len(self.chunk) - int(self.counts.sum()), np.bool_)

@@ -9,8 +9,6 @@ gets all events of these partitions. That repeats the work for the events, so on
 divided, and into at most as many parts as there are cores.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +72,7 @@ class Connections:
         if chunk.column("item_count")[-1] > items[-1] + 1:
             self._connect(_placeholder(chunk, -1), names[places[-1]])
 
-    def merge(self, other: Connections) -> None:
+    def merge(self, other: "Connections") -> None:
         for name in list(other.parents):
             if name == ALL_KEYS:
                 self._put_keys_together()

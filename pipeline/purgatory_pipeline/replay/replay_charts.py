@@ -4,8 +4,6 @@ A sweep has its values along the bottom, in the order they were asked for; a lis
 line shows the unchanged replay.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,7 +33,7 @@ class Policies:
     title: str
 
     @classmethod
-    def of(cls, names: tuple[str, ...]) -> Policies:
+    def of(cls, names: tuple[str, ...]) -> "Policies":
         """A prefix that all names share, such as "timeout_ms=", becomes the title."""
         settings = {name[: name.rfind("=") + 1] for name in names}
         shared = settings.pop() if len(names) > 1 and len(settings) == 1 else ""

@@ -12,8 +12,6 @@ entries, and its reach is the offset itself.
 The index is bounded: when it is full, every second entry of its older half is dropped. The oldest entry is kept.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.vecs import append, vec
@@ -144,7 +142,7 @@ class PositionIndex:
         self.positions = self.positions[:keep]
         self.reaches = self.reaches[:keep]
 
-    def _take(self, other: PositionIndex) -> None:
+    def _take(self, other: "PositionIndex") -> None:
         self.offsets = other.offsets
         self.segments = other.segments
         self.positions = other.positions

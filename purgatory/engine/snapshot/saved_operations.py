@@ -1,7 +1,5 @@
 """Pending operations as columns, for moving them from one engine to another, and their serialization."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from librt.vecs import append, vec
@@ -149,7 +147,7 @@ class SavedOperations:
         return writer.to_bytes()
 
     @staticmethod
-    def from_bytes(octets: bytes) -> SavedOperations:
+    def from_bytes(octets: bytes) -> "SavedOperations":
         """Deserialize the output of `to_bytes`."""
         reader = ColumnReader(octets)
         saved = SavedOperations()

@@ -2,8 +2,6 @@
 enough to build an engine that behaves like the run's own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -71,7 +69,7 @@ class RunDetails:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, detail: str) -> RunDetails:
+    def from_json(cls, detail: str) -> "RunDetails":
         """Parse a marker's `detail`, or raise ValueError. Fields added by newer versions are ignored."""
         values = json.loads(detail)
         if not isinstance(values, dict) or "version" not in values:

@@ -6,8 +6,6 @@ belongs to a dead run. On object stores, which have no locks, a run counts as de
 `SILENT_S`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -54,7 +52,7 @@ class RunState:
         return json.dumps(asdict(self)).encode().ljust(1_024) + b"\n"
 
     @classmethod
-    def decoded(cls, content: bytes) -> RunState:
+    def decoded(cls, content: bytes) -> "RunState":
         """Raises ValueError or TypeError if the content does not describe a run."""
         return cls(**json.loads(content))
 
@@ -83,7 +81,7 @@ class RunFile:
     @classmethod
     def create(
         cls, filesystem: fs.FileSystem, root: str, state: RunState, now_ms: Callable[[], int] = wall_ms
-    ) -> RunFile:
+    ) -> "RunFile":
         if filesystem.type_name != "local":
             run = cls(filesystem, root, state, -1, now_ms)
             run.renew()

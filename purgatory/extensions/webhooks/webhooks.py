@@ -1,7 +1,5 @@
 """The webhooks of a daemon: delivers results of sessions with a callback, and keeps and resends undelivered ones."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets
@@ -62,7 +60,7 @@ QUEUE_KEY: Final = "\0webhooks"
 class Webhooks(Listener, Callbacks):
     """Sends the results of sessions with a callback. As a listener it provides metrics and memory use to its host."""
 
-    def __init__(self, host: Host, settings: WebhooksSettings) -> None:
+    def __init__(self, host: Host, settings: "WebhooksSettings") -> None:
         """Raises `CannotSendWebhooks`."""
         self._host: Final = host
         self._rules: Final = CallbackRules(
@@ -427,7 +425,7 @@ class Redelivery:
         self._owner.resending_failed(self._letter, attempts, reason)
 
 
-def _ssl_context(settings: WebhooksSettings) -> ssl.SSLContext:
+def _ssl_context(settings: "WebhooksSettings") -> ssl.SSLContext:
     """The TLS settings. The file of authorities is read only if there are allowed hosts.
 
     Raises:

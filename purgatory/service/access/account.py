@@ -1,7 +1,5 @@
 """State per principal. Without access control, all callers share one account."""
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -52,7 +50,7 @@ EXAMINED_PER_ACCOUNT: Final = 4
 class Account:
     """One principal: its grants and its current use of resources."""
 
-    def __init__(self, principal: str, all_accounts: Accounts, grants: Grants = ALL) -> None:
+    def __init__(self, principal: str, all_accounts: "Accounts", grants: Grants = ALL) -> None:
         self.principal: Final = principal
         self._all: Final = all_accounts
         self.grants = grants
