@@ -50,7 +50,7 @@ EXPORTS = {
         "AsyncTimer Clock OnTaskError SystemClock SystemTimer Timer TimerClosed TimerTask UsedAfterFork"
     ),
     "purgatory_client": (
-        "DEFAULT_ADDRESS AdvanceReceipt AsyncClient Client ClosedSession Collected Event OperationKind "
+        "DEFAULT_ADDRESS AdvanceReceipt AsyncClient Client ClosedSession Collected DefaultTimeouts Event OperationKind "
         "Outcome PartitionResult Registered Result ResultColumns Ticket "
         "all_of any_of at_least errors events mark signal waits"
     ),

@@ -3,6 +3,7 @@
 from purgatory_client import errors, events, waits
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.blocking import Client
+from purgatory_client.default_timeouts import DefaultTimeouts
 from purgatory_client.events import AdvanceReceipt, Event
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, ResultColumns
@@ -16,6 +17,7 @@ __all__ = [
     "Client",
     "ClosedSession",
     "Collected",
+    "DefaultTimeouts",
     "Event",
     "OperationKind",
     "Outcome",

@@ -15,6 +15,7 @@ from purgatory.v1 import purgatory_service_pb2
 from purgatory_client import batches, waits
 from purgatory_client.argument_checks import checked_type, milliseconds, several
 from purgatory_client.batches import Entry, WaitBatch
+from purgatory_client.default_timeouts import DefaultTimeouts
 from purgatory_client.errors import InvalidRequest, Unavailable
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.marks import Marks, events_of
@@ -105,6 +106,7 @@ class AsyncClient(SingleCalls):
         tls_certificate: The client certificate, in the same forms. Requires `tls_key`, its private key.
         token: A bearer token; or the path of a file with a token (a `Path`, not a str), or a function that returns one.
             The file is read, or the function called, for each call.
+        default_timeouts: Timeouts for waits that have none. None, and for batches: the daemon's default.
 
     Raises:
         InvalidRequest: The address is not "host:port", or only one of `tls_certificate` and `tls_key` is given.
@@ -125,6 +127,7 @@ class AsyncClient(SingleCalls):
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
         token: Token | None = None,
+        default_timeouts: DefaultTimeouts | None = None,
     ) -> None:
         super().__init__(address, ChannelSecurity(tls, tls_ca, tls_certificate, tls_key, token), give_up_after)
         self._driver: Final = SessionDriver(
@@ -136,6 +139,7 @@ class AsyncClient(SingleCalls):
             outbox=outbox,
             security=self._security,
         )
+        self._default_timeouts: Final = default_timeouts
         self._exchanges = [_exchange_of(self)]
         """Send events to a daemon; several once shards are known."""
         self._event_sender = EventSender(self._send_events)
@@ -279,7 +283,7 @@ class AsyncClient(SingleCalls):
             LimitExceeded: A limit of the daemon is reached.
             ClientClosed: The client was closed before or during the call.
         """
-        checked_type(wait, Wait, "wait", "give a wait of purgatory_client.waits")
+        self._check(wait)
         request = purgatory_service_pb2.WaitRequest(operation=row_of_wait(wait))
         resumption, began = Resumption(self._give_up_after, pause_max(self.address)), time.monotonic()
         while True:
@@ -318,7 +322,7 @@ class AsyncClient(SingleCalls):
             LimitExceeded: `pending_max` is reached.
             ClientClosed: The client is closed.
         """
-        checked_type(wait, Wait, "wait", "give a wait of purgatory_client.waits")
+        self._check(wait)
         return await self._session.submit_kept(wait, tag)
 
     async def submit_many(self, batch: WaitBatch, tag: str = "") -> Ticket:
@@ -455,7 +459,14 @@ class AsyncClient(SingleCalls):
         self._enter_loop()
         return await self._event_sender.send(events)
 
+    def _check(self, wait: Wait) -> None:
+        checked_type(wait, Wait, "wait", "give a wait of purgatory_client.waits")
+        if self._default_timeouts is not None:
+            self._default_timeouts.fill(wait)
+
     async def _wait(self, entry: Entry) -> Result | ResultColumns:
+        if isinstance(entry, Wait):
+            self._check(entry)
         future = self._session.submit(entry)
         try:
             return await future

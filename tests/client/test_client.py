@@ -7,6 +7,7 @@ import grpc
 import pytest
 import uvloop
 from purgatory_client import AsyncClient, Client, OperationKind, Outcome, Result, batches, errors, events, waits
+from purgatory_client.default_timeouts import DefaultTimeouts
 from purgatory_client.session.detached_sessions import Registered
 from purgatory_client.session.session_core import SessionCore
 
@@ -32,6 +33,28 @@ async def test_satisfied_wait_has_a_result_for_each_partition(client: AsyncClien
     assert result.partitions.get(("orders", 5)) is None
     assert (orders.error_code, orders.required_offset, orders.reached_offset) == (0, 42, 50)
     assert orders.fetched is None
+
+
+async def test_waits_without_a_timeout_get_the_one_of_a_file(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
+    """By kind, topic and caller; a wait with a timeout keeps it."""
+    rows = (("produce", "advised", "", 20), ("signal", "", "", 30), ("produce", "advised", "ann", 10))
+    file = tmp_path / "timeouts.toml"
+    table = '[[timeout]]\nkind = "{}"\ntopic = "{}"\nprincipal = "{}"\ntimeout_ms = {}\n'
+    file.write_text("".join(table.format(*row) for row in rows))
+    assert DefaultTimeouts(file, "ann").timeouts_ms == {("produce", "advised"): 10}
+    async with AsyncClient(shared_daemon.address, default_timeouts=DefaultTimeouts(file)) as client:
+        results = [
+            await client.produce({"advised-3": 5}),
+            await client.signal(["advised"]),
+            await client.wait_once(waits.produce({"advised-3": 5})),
+            await client.produce({"advised-3": 5}, timeout=0.001),
+        ]
+    assert {result.outcome for result in results} == {Outcome.EXPIRED}
+    due = [round(1_000 * (result.waited - result.lateness)) for result in results]
+    assert due == [20, 30, 20, 1]
+    file.write_text('[[timeout]]\nprincipal = ""')
+    with pytest.raises(errors.InvalidRequest, match="not a file of purgatory-pipeline advise"):
+        DefaultTimeouts(file)
 
 
 async def test_a_wait_expires_with_what_was_reached_and_an_estimate(client: AsyncClient) -> None:
