@@ -9,6 +9,7 @@ slot differ: usually in the last minutes of a run, or around a loss.
 """
 
 from dataclasses import dataclass
+from importlib import resources
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -17,9 +18,7 @@ from pyspark.sql import functions as F
 from purgatory.engine import codes
 from purgatory.extensions.archive.schema import ACCEPTED
 
-# Fates other than outcomes.
-REGISTERED: Final = "registered"
-REFUSED: Final = codes.OUTCOME_NAMES[codes.REFUSED]
+# Fates other than outcomes; the queries have "registered" and "refused" too.
 UNFINISHED: Final = "unfinished"
 CARRIED_IN: Final = "carried_in"
 
@@ -29,8 +28,6 @@ CANCELLED: Final = codes.OUTCOME_NAMES[codes.CANCELLED]
 EXPIRED: Final = codes.OUTCOME_NAMES[codes.EXPIRED]
 ENDS: Final = tuple(codes.OUTCOME_NAMES[outcome] for outcome in codes.OUTCOMES)
 """Fates of operations that have ended, one per outcome."""
-
-GROUP: Final = ("topic", "partition", "kind", "principal")
 
 SLOT_BITS: Final = 16
 """A slot is 2**16 ms."""
@@ -43,6 +40,13 @@ _ACROSS: Final = ("session_id", "session_number", "operation_id", "item", "regis
 """Columns that identify a wait across all runs of a daemon with a journal."""
 WALL_STEP_MAX_MS: Final = 600_000
 """The largest wall clock adjustment during a wait that is still recognised."""
+
+
+def queried(name: str, **inputs: DataFrame | int | str) -> DataFrame:
+    """The rows of the query NAME.sql of this package. It names its inputs in braces: frames, numbers and texts."""
+    text = resources.files(__package__).joinpath(f"{name}.sql").read_text("utf-8")
+    frames = (value for value in inputs.values() if isinstance(value, DataFrame))
+    return next(frames).sparkSession.sql(text, None, **inputs)
 
 
 @dataclass(frozen=True)
@@ -65,18 +69,10 @@ class UnmatchedRows:
 
 def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRows:
     """Compares the two tables, reading both. Refused registrations never end and are excluded."""
-    begun = registrations.where(F.col("refusal_code") == ACCEPTED).withColumn("registered_ms", F.col("time_ms"))
-    ended = outcomes.withColumn("registered_ms", F.col("time_ms") - F.col("waited_ms"))
+    begun = registrations.where(f"refusal_code = {ACCEPTED}").selectExpr("*", "time_ms AS registered_ms")
+    ended = outcomes.selectExpr("*", "time_ms - waited_ms AS registered_ms")
     begun, ended = (rows.withColumn("slot", F.shiftright("registered_ms", SLOT_BITS)) for rows in (begun, ended))
-    sides = [
-        rows.select("run_id", "slot", "session_number", "operation_id", "item", "time_ms", F.lit(sign).alias("sign"))
-        for rows, sign in ((begun, 1), (ended, -1))
-    ]
-    both = sides[0].unionAll(sides[1]).groupBy("run_id", "slot")
-    # A row that occurs twice on one side cancels out in the digest, but not in the number of rows.
-    digest = F.expr("bit_xor(xxhash64(session_number, operation_id, item))").alias("digest")
-    ends = (F.min("time_ms").alias("first_ms"), F.max("time_ms").alias("last_ms"))
-    sums = both.agg(F.sum("sign").alias("rows"), digest, *ends).localCheckpoint()
+    sums = queried("slot_sums", begun=begun, ended=ended).localCheckpoint()
     differing = sums.where("rows <> 0 or digest <> 0").select("run_id", "slot")
     if differing.isEmpty():
         return UnmatchedRows()
@@ -131,65 +127,25 @@ def _registered_at_ms() -> Column:
 
 def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
     """Registrations by window, group, timeout and refusal, with the counts `waits` and `operations`."""
-    return registrations.groupBy(
-        _window(window_ms), *_group(), "timeout_ms", (F.col("refusal_code") != ACCEPTED).alias("refused")
-    ).agg(*_counted())
+    return queried("registered_counts", registrations=registrations, window_ms=window_ms)
 
 
-def ended_counts(outcomes: DataFrame, window_ms: int) -> DataFrame:
-    return _counted_by(outcomes, window_ms, F.col("outcome"), F.col("waited_ms"), F.col("lateness_ms"))
-
-
-def make_facts(registered: DataFrame, ended: DataFrame, unmatched: UnmatchedRows, window_ms: int) -> DataFrame:
+def make_facts(registered: DataFrame, outcomes: DataFrame, unmatched: UnmatchedRows, window_ms: int) -> DataFrame:
     """All facts: `window`, the group, `fate`, `waited_ms`, `lateness_ms`, and the number of waits with these values.
 
     `waits` counts every partition of an operation, `operations` only the first. `waited_ms` is null where it does not
-    apply; of what was carried in, it is how long that had waited before. `registered` comes from `registered_counts`,
-    `ended` from `ended_counts`.
+    apply; of what was carried in, it is how long that had waited before. `registered` comes from `registered_counts`.
     """
-    nothing = F.lit(None).cast("bigint")
-    fate = F.when(F.col("refused"), REFUSED).otherwise(REGISTERED)
-    begun = registered.groupBy("window", *GROUP, fate.alias("fate")).agg(*_added())
-    facts = ended.unionByName(begun.withColumns({"waited_ms": nothing, "lateness_ms": nothing}))
-    if unmatched.unfinished is not None:
-        unfinished = _counted_by(unmatched.unfinished, window_ms, F.lit(UNFINISHED), F.col("waited_ms"), nothing)
-        facts = facts.unionByName(unfinished)
-    if unmatched.carried_in is not None:
-        entered = _counted_by(unmatched.carried_in, window_ms, F.lit(CARRIED_IN), F.col("entered_ms"), nothing)
-        facts = facts.unionByName(entered)
-    return facts
+    none = outcomes.where("false").withColumn("entered_ms", F.col("waited_ms"))
+    unfinished, carried_in = (none if rows is None else rows for rows in (unmatched.unfinished, unmatched.carried_in))
+    rows = {"outcomes": outcomes, "unfinished": unfinished, "carried_in": carried_in}
+    return queried("facts", registered=registered, **rows, window_ms=window_ms)
 
 
 def condensed(facts: DataFrame) -> DataFrame:
-    return facts.groupBy("window", "topic", "kind", "fate", "waited_ms", "lateness_ms").agg(*_added())
+    by = facts.groupBy("window", "topic", "kind", "fate", "waited_ms", "lateness_ms")
+    return by.agg(F.sum("waits").alias("waits"), F.sum("operations").alias("operations"))
 
 
 def has_ended() -> Column:
     return F.col("fate").isin(*ENDS)
-
-
-def _window(window_ms: int) -> Column:
-    return F.expr(f"unix_millis(at) div {window_ms}").alias("window")
-
-
-def _group() -> list[Column]:
-    """The group columns. A refused registration may have been undecodable; it then has neither topic nor principal."""
-    return [
-        F.coalesce("topic", F.lit("")).alias("topic"),
-        F.coalesce("partition", F.lit(-1)).alias("partition"),
-        F.col("kind"),
-        F.coalesce("principal", F.lit("")).alias("principal"),
-    ]
-
-
-def _counted_by(rows: DataFrame, window_ms: int, fate: Column, waited_ms: Column, lateness_ms: Column) -> DataFrame:
-    measured = (fate.alias("fate"), waited_ms.alias("waited_ms"), lateness_ms.alias("lateness_ms"))
-    return rows.groupBy(_window(window_ms), *_group(), *measured).agg(*_counted())
-
-
-def _counted() -> list[Column]:
-    return [F.count(F.lit(1)).alias("waits"), F.sum(F.expr("if(item = 0, 1L, 0L)")).alias("operations")]
-
-
-def _added() -> list[Column]:
-    return [F.sum("waits").alias("waits"), F.sum("operations").alias("operations")]

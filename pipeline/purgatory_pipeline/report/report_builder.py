@@ -29,7 +29,6 @@ from purgatory_pipeline.report.facts import (
     SATISFIED,
     UnmatchedRows,
     condensed,
-    ended_counts,
     find_unmatched,
     make_facts,
     registered_counts,
@@ -134,7 +133,7 @@ class _Counts:
 def _count(registrations: DataFrame, outcomes: DataFrame, unmatched: UnmatchedRows, window_ms: int) -> _Counts:
     """The first step: read registrations and outcomes once."""
     registered = registered_counts(registrations, window_ms).localCheckpoint()
-    facts = make_facts(registered, ended_counts(outcomes, window_ms), unmatched, window_ms)
+    facts = make_facts(registered, outcomes, unmatched, window_ms)
     return _Counts(registered, facts, condensed(facts.persist()).localCheckpoint())
 
 
@@ -165,12 +164,11 @@ def _of_levels(
     """Tables that sum facts up by group, topic or window: those Spark computes, and those the driver has."""
     rows = rollups.rolled_up(facts, few).localCheckpoint()
     measured = anomalies.measured_windows(rows, options.topics_max)
-    waiting = rollups.principals(rows)
     computed = {"groups": rollups.group_waits(rows, options.window_ms), "topics": rollups.topic_waits(rows)}
     known = {
         "windows": rollups.window_waits(measured, options.window_ms),
-        "hot_keys": rollups.hot_keys(rows, options.top, waiting),
-        "principals": waiting,
+        "hot_keys": rollups.hot_keys(rows, options.top),
+        "principals": rollups.principals(rows),
         "anomalies": anomalies.anomalies(measured, options.window_ms),
     }
     return computed, known
