@@ -32,18 +32,8 @@ from purgatory.service.transport.watched_file import read_regular_file
 
 LOGGER: Final = logging.getLogger(__name__)
 ALGORITHMS: Final = [
-    "RS256",
-    "RS384",
-    "RS512",
-    "PS256",
-    "PS384",
-    "PS512",
-    "ES256",
-    "ES384",
-    "ES512",
-    "Ed25519",
-    "EdDSA",
-]
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA",
+]  # fmt: skip
 KEY_AGREEMENT_CURVES: Final = ("X25519", "X448")
 LEEWAY_S: Final = 30
 """Maximum difference between the clocks of issuer and daemon."""
