@@ -13,7 +13,7 @@ import click
 from purgatory.command_line import Whole
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.replay.command import replay
-from purgatory_pipeline.report.command import advise, report
+from purgatory_pipeline.report.command import advise, compare, report
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -60,6 +60,7 @@ def app() -> None:
 
 
 app.add_command(advise)
+app.add_command(compare)
 app.add_command(replay)
 app.add_command(report)
 

@@ -194,9 +194,9 @@ def by_word(colours: Mapping[str, str]) -> alt.Color:
     return alt.Color("word:N", scale=scale, legend=None)
 
 
-def amounts_axis(key: str, title: str, written: str = "") -> alt.Y:
-    """An axis of numbers from zero upwards, `written` in a D3 format."""
-    return alt.Y(f"{key}:Q", title=title, axis=alt.Axis(tickCount=5, format=written or alt.Undefined))
+def amounts_axis(key: str, title: str) -> alt.Y:
+    """An axis of numbers from zero upwards."""
+    return alt.Y(f"{key}:Q", title=title, axis=alt.Axis(tickCount=5))
 
 
 def tooltips(*entries: tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
@@ -206,10 +206,10 @@ def tooltips(*entries: tuple[str, str] | tuple[str, str, str]) -> list[alt.Toolt
     ]
 
 
-def share_axis(channel: type[Channel], key: str, title: str, high: float = math.nan) -> Channel:
-    """An axis of shares from 0 to `high`, formatted as everywhere on the page: 2 %."""
-    scale = alt.Scale(zero=True) if math.isnan(high) else alt.Scale(domain=[0, high], nice=False)
-    return channel(f"{key}:Q", title=title, scale=scale, axis=alt.Axis(tickCount=4, grid=True, labelExpr=SHARE_LABEL))
+def share_axis(channel: type[Channel], key: str, title: str) -> Channel:
+    """An axis of shares from 0, formatted as everywhere on the page: 2 %."""
+    axis = alt.Axis(tickCount=4, grid=True, labelExpr=SHARE_LABEL)
+    return channel(f"{key}:Q", title=title, scale=alt.Scale(zero=True), axis=axis)
 
 
 def _instant_ms(value: object) -> int:

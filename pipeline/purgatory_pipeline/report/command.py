@@ -1,7 +1,8 @@
-"""The commands `report` and `advise`: options and output."""
+"""The commands `report`, `advise` and `compare`: options and output."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from purgatory_pipeline.location import Location
     from purgatory_pipeline.report.report_builder import Report, ReportOptions, Written
 
+_PERIOD: Final = re.compile(r"(.+)@([^/]*)\.\.([^/]*)")
+PRINTED: Final = 10
+"""Maximum number of printed differences of `compare`."""
 ADVISED: Final = 5
 """Maximum number of printed lines of advice; the page and the table have all."""
 WINDOWS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000)
@@ -127,6 +131,48 @@ def advise(archive: str, slo: str, out: str) -> None:
     subtitle = wording.subtitle(found.uri, *_bounds(found), int(rows["operations"].sum()))
     page = write_file(place, "advise.html", document.render(advice_page(rows, subtitle, slo, different)).encode())
     click.echo(f"defaults for clients: {out}/timeouts.toml; the page: {page}")
+
+
+@click.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option("--out", metavar="DIR", required=True, help="Folder for both reports and the page.")
+@click.option("--topic", multiple=True, help="Only this topic (or key); may be repeated.")
+@click.option("--window", metavar="SPAN", help="Length of a time window, whose counts are one observation.")
+@click.pass_context
+def compare(
+    context: click.Context, first: str, second: str, out: str, topic: tuple[str, ...], window: str | None
+) -> None:
+    """Reports on A and B, and compares them: was it the release?
+
+    A and B are archives, or a part of one: ARCHIVE@FROM..TO, where FROM or TO may be empty.
+    """
+    from pyarrow import dataset
+
+    from purgatory_pipeline.location import open_output, write_file
+    from purgatory_pipeline.page import document
+    from purgatory_pipeline.report.compare_page import compare_page, in_words
+    from purgatory_pipeline.report.differences import differences
+    from purgatory_pipeline.report.report_tables import TABLES
+
+    place = open_output(out)
+    frames = []
+    for name, given in (("a", first), ("b", second)):
+        period = _PERIOD.fullmatch(given)
+        archive, since, until = period.groups() if period else (given, None, None)
+        folder = place.child(name)
+        context.invoke(report, archive=archive, out=folder.uri, since=since, until=until, topic=topic, window=window)
+        tables = {
+            table: dataset.dataset(f"{folder.root}/tables/{table}", filesystem=place.filesystem, format="parquet")
+            for table in TABLES
+        }
+        frames.append({table: rows.to_table().to_pandas() for table, rows in tables.items()})
+    rows = differences(*frames)
+    write_file(place, "compare.csv", rows.to_csv(index=False).encode())
+    page = write_file(place, "compare.html", document.render(compare_page(rows, first, second)).encode())
+    for row in in_words(rows[rows["clear"]]).head(PRINTED).itertuples(index=False):
+        click.echo(f"{row.of}, {row.measure}: {row.a} -> {row.b}, {row.difference} ({row.bounds})")
+    click.echo(f"tables in {out}/a/tables, {out}/b/tables and {out}/compare.csv; the page: {page}")
 
 
 def advised(advice: pd.DataFrame) -> list[str]:

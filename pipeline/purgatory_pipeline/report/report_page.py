@@ -17,7 +17,6 @@ from purgatory_pipeline.report.report_tables import TABLES, ReportInfo
 from purgatory_pipeline.report.stragglers_section import straggler_finding, stragglers_section
 from purgatory_pipeline.report.timeouts_section import advice_findings, advice_section, near_miss_findings
 from purgatory_pipeline.report.window_sections import (
-    lateness_section,
     load_section,
     timeline,
     waits_section,
@@ -45,7 +44,6 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
             waits_section(frames["topics"], lines),
             advice_section(frames["advice"], frames["timeouts"], frames["survival"], frames["near_misses"]),
             stragglers_section(frames["stragglers"], frames["slow_produces"], info),
-            lateness_section(frames["topics"]),
             backlog_section(frames["backlog"]),
             hot_keys_section(frames["hot_keys"]),
             anomalies_section(frames["anomalies"], info.window_ms),

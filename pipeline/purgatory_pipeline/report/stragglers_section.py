@@ -7,16 +7,9 @@ import pandas as pd
 from markupsafe import Markup
 
 from purgatory_pipeline.page import wording
-from purgatory_pipeline.page.parts import TOPIC, Finding, PageColumn, PageTable, Section, columns
+from purgatory_pipeline.page.parts import TOPIC, Finding, PageTable, Section, columns
 from purgatory_pipeline.report.report_tables import ReportInfo
 
-_CAUSES: Final = {
-    "follower": "a follower reached the offset last",
-    "leader": "the leader's own append came last",
-    "left": "a replica that had not reached it left the in-sync replicas",
-    "told": "a high watermark was pushed from outside",
-    "unknown": "the archive does not show it",
-}
 _REPLICA: Final = (
     *columns(wording.count, replica_id="replica", held_back="held back"),
     *columns(wording.share, "share"),
@@ -33,6 +26,8 @@ def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: Rep
         "A produce is slow here if it was satisfied after more than {} (the slowest {}). Each is blamed on the "
         "in-sync replica that reached its offset last, by as much as that was later than the second-last."
     ).format(wording.strong(wording.milliseconds(info.slow_over_ms)), wording.share_in_sentence(info.slow_share))
+    known = causes.loc[causes["cause"] != "unknown", "share"].sum()
+    source = f"What let them go is known for {wording.share_in_sentence(known)}; all causes: csv/slow_produces.csv."
     overall = _overall(stragglers)
     by_topic = stragglers[stragglers["topic"].notna()]
     parts: list[PageTable] = []
@@ -41,8 +36,7 @@ def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: Rep
     if len(set(by_topic["topic"])) > 1:
         frame = by_topic.sort_values("total_ms", ascending=False, kind="stable")
         parts.append(PageTable("Replicas, by topic", frame, (TOPIC, *_REPLICA), rest="csv/stragglers.csv", rows_max=8))
-    parts.append(_causes_table(causes))
-    return Section("stragglers", title, (lead,), tuple(parts))
+    return Section("stragglers", title, (lead, source), tuple(parts))
 
 
 def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
@@ -74,19 +68,3 @@ def _is_clearly_more(first: object, second: object) -> bool:
 
 def _overall(stragglers: pd.DataFrame) -> pd.DataFrame:
     return stragglers[stragglers["topic"].isna()].sort_values("total_ms", ascending=False, kind="stable")
-
-
-def _causes_table(causes: pd.DataFrame) -> PageTable:
-    frame = causes[pd.to_numeric(causes["operations"]) > 0]
-    meanings = frame["cause"].map(lambda cause: _CAUSES.get(str(cause), ""))
-    return PageTable(
-        "What let the slow produces go",
-        frame.assign(meaning=meanings),
-        (
-            PageColumn("meaning", "cause"),
-            *columns(wording.count, operations="produces"),
-            *columns(wording.share, "share"),
-            *columns(wording.total_time, waited_total_ms="waited in all"),
-        ),
-        rest="csv/slow_produces.csv",
-    )

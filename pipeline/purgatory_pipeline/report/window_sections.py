@@ -1,4 +1,4 @@
-"""Sections over time: load and outcomes, the length of waits, the lateness of expiries.
+"""Sections over time: load and outcomes, the length of waits.
 
 The report's windows are merged until they are wide enough to distinguish, with gaps where data is missing.
 """
@@ -205,7 +205,6 @@ def _by_kind(lines: WindowSeries) -> PageTable:
 
 TIME_WAITED: Final = "time waited (logarithmic)"
 WAITS: Final = {"wait_p50_ms": "half", "wait_p90_ms": "90 %", "wait_p99_ms": "99 %"}
-LATENESS: Final = {"lateness_p50_ms": "half", "lateness_p99_ms": "99 %", "lateness_max_ms": "the latest"}
 _COLOURS: Final = {"half": "var(--low)", "90 %": "var(--middle)", "99 %": "var(--high)"}
 
 
@@ -224,32 +223,12 @@ def waits_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
             *columns(wording.count, "partitions", "ended"),
             *columns(wording.share, completion_rate="satisfied", expiry_rate="expired"),
             *columns(wording.milliseconds, **WAITS, wait_p999_ms="99.9 %", wait_max_ms="longest"),
+            *columns(wording.milliseconds, lateness_max_ms="latest expiry, after its deadline"),
         ),
         rest="csv/topics.csv",
     )
     legend = charts.swatches(_COLOURS, _COLOURS, shape="line")
     return Section("waits", title, (lead,), parts=(Grid(panels, legend), table))
-
-
-def lateness_section(topics: pd.DataFrame) -> Section:
-    """The time between the deadline of a wait and its expiry."""
-    title = "How late expiries came"
-    expired = topics[topics["lateness_max_ms"].notna() & (pd.to_numeric(topics["expired"]) > 0)]
-    if expired.empty:
-        return Section("lateness", title, ("Nothing expired in this time.",))
-    latest = expired.loc[pd.to_numeric(expired["lateness_max_ms"]).idxmax()]
-    lead = Markup(
-        "An expiry is never early; its lateness is the daemon's own delay. The latest one, {}, came {} "
-        "after its deadline."
-    ).format(wording.name(latest["topic"]), wording.strong(wording.milliseconds(latest["lateness_max_ms"])))
-    table = PageTable(
-        "Lateness, by topic and kind",
-        expired,
-        (TOPIC, KIND, *columns(wording.count, "expired"), *columns(wording.milliseconds, **LATENESS)),
-        rest="csv/topics.csv",
-        rows_max=8,
-    )
-    return Section("lateness", title, (lead,), (table,))
 
 
 def _over_time(lines: WindowSeries, kind: str) -> Plot:

@@ -85,6 +85,22 @@ def test_advice_is_near_the_truth(made: tuple[Path, Counter[int]], tables: Path)
         assert produces[f"need_p{percent}_ms"] == pytest.approx(needed, rel=0.1)
 
 
+def test_compare_tells_two_halves_of_a_history_apart(
+    made: tuple[Path, Counter[int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each operation is in one of two reports; the differences of their tables are a file and a page."""
+    starts = read_table(made[0], schema.REGISTRATIONS)["at"]
+    middle = pc.min(starts).as_py() + (pc.max(starts).as_py() - pc.min(starts).as_py()) / 2
+    instant = middle.isoformat(timespec="seconds")
+    halves = [f"{made[0]}@..{instant}", f"{made[0]}@{instant}.."]
+    assert main(["compare", *halves, "--window", "1s", "--out", str(tmp_path)]) == 0
+    assert str(tmp_path / "compare.html") in capsys.readouterr().out
+    rows = pd.read_csv(tmp_path / "compare.csv")
+    sums = [read(tmp_path / half, "windows")["registered"].sum() for half in "ab"]
+    assert sum(sums) == PLAN.operations
+    assert {"topics", "principals", "partitions", "advice", "timeouts"} <= set(rows["table"])
+
+
 def test_the_tables_equal_those_of_duckdb(spark: SparkSession, made: tuple[Path, Counter[int]], tmp_path: Path) -> None:
     """Without the last outcomes and the first registrations, each table has its columns, no key twice, and the figures
     of the SQL.
