@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import reduce
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -24,6 +25,7 @@ from purgatory_pipeline.archive.survey import OTHER_TOPIC, OUTSIDE, SIDES, USED,
 from purgatory_pipeline.archive.unmatched_operations import MARGIN_MS, CandidateReader, UnmatchedCount, find_unmatched
 from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.spark.spark_session import SMALL_ROWS, unwrapped_errors
+from purgatory_pipeline.spark.tasks import parallelism, results_of
 
 ROWS_PER_TASK: Final = 2_000_000
 SURVEYS_MAX: Final = 64
@@ -104,9 +106,8 @@ def _files_to_read(archive: ArchiveCatalog, since: datetime | None, until: datet
 def _survey(spark: SparkSession, uri: str, files: list[ArchiveFile], window: Selection) -> Survey:
     if sum(file.rows for file in files) <= SMALL_ROWS:
         return survey_files(uri, files, window)
-    chunks = chunked(files, spark.sparkContext.defaultParallelism, SURVEYS_MAX)
-    tasks = spark.sparkContext.parallelize(chunks, len(chunks))
-    return tasks.map(lambda chunk: survey_files(uri, chunk, window)).reduce(Survey.add)
+    chunks = chunked(files, parallelism(spark), SURVEYS_MAX)
+    return reduce(Survey.add, results_of(spark, chunks, lambda chunk: survey_files(uri, chunk, window)))
 
 
 def _unmatched(
@@ -119,7 +120,7 @@ def _unmatched(
 ) -> list[UnmatchedCount]:
     if not differing.any():
         return []
-    chunks = chunked(files, spark.sparkContext.defaultParallelism, len(files))
+    chunks = chunked(files, parallelism(spark), len(files))
     reading = CandidateReader(archive.uri, chunks, window, differing)
     started = {run.run_id: _wall_ms(run.started_at) for run in runs if run.started_at is not None}
     return find_unmatched(spark, reading, _first_registered_ms(archive), started)

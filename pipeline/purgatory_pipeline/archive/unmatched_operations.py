@@ -15,6 +15,7 @@ from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.archive.survey import Selection, columns_of, operations_of, parts_of
 from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.spark.spark_session import SMALL_ROWS
+from purgatory_pipeline.spark.tasks import frame_of
 
 NO_OUTCOME: Final = "no outcome"
 NO_REGISTRATION: Final = "no registration"
@@ -134,7 +135,7 @@ def _candidates(spark: SparkSession, reading: CandidateReader) -> DataFrame:
         return spark.range(0, chunks, 1, chunks).mapInArrow(reading, from_arrow_schema(_ROWS))
     numbers = pa.record_batch({"id": range(chunks)})
     found = pa.Table.from_batches(reading([numbers]), _ROWS)
-    return spark.createDataFrame(found.combine_chunks())  # Spark stops at an empty chunk
+    return frame_of(spark, found)
 
 
 def _what() -> Column:

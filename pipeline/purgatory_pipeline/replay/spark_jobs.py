@@ -1,8 +1,8 @@
 """The Spark jobs of a replay: which task replays what, and how results come back."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 import pandas as pd
 import pyarrow as pa
@@ -20,6 +20,7 @@ from purgatory_pipeline.replay.replay_sums import SCHEMA, added
 from purgatory_pipeline.replay.replay_task import RESULTS, ReplayPlan, replay_runs
 from purgatory_pipeline.replay.run_files import RunFiles, TableReader, find_runs
 from purgatory_pipeline.replay.shuffle import PACKED, find_connections, pack_by_bin, replay_bins, units_of
+from purgatory_pipeline.spark.tasks import in_tasks, parallelism, results_of
 
 TASKS_PER_CORE: Final = 4
 ROWS_PER_TASK: Final = 1_000_000
@@ -30,8 +31,6 @@ UNEVEN: Final = 1.25
 """Runs are divided when some core would have to work this many times its fair share."""
 BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 BATCH_BYTES_MAX: Final = "16m"
-
-Part = TypeVar("Part")
 
 
 def replay_rows(
@@ -44,8 +43,8 @@ def replay_rows(
     whole, small, large = _divided(spark, archive, policies, divided_from)
     frames = [_replay_large(spark, whole, large, RESULTS)] if large else []
     if small:
-        groups = grouped_runs(small, spark.sparkContext.defaultParallelism)
-        frames.append(_in_tasks(spark, groups, lambda group: replay_runs(whole, group, results=True), RESULTS))
+        groups = grouped_runs(small, parallelism(spark))
+        frames.append(in_tasks(spark, groups, lambda group: replay_runs(whole, group, results=True), RESULTS))
     return frames[0] if len(frames) == 1 else frames[0].unionAll(frames[1])
 
 
@@ -66,7 +65,7 @@ def _divided(
     runs = find_runs(archive)
     if not runs:
         raise ArchiveUnusable(f"{archive.uri} has no registrations, events or outcomes: there is nothing to replay")
-    large = large_runs(runs, spark.sparkContext.defaultParallelism, divided_from)
+    large = large_runs(runs, parallelism(spark), divided_from)
     small = [run for run in runs if run not in large]
     return ReplayPlan(archive.uri, tuple(policies)), small, [with_end(archive, run) for run in large]
 
@@ -76,25 +75,23 @@ def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]
 
     An RDD and not a DataFrame: no query has to be planned, and the Python workers that did the intake are used again.
     """
-    groups = grouped_runs(runs, spark.sparkContext.defaultParallelism)
+    groups = grouped_runs(runs, parallelism(spark))
 
     def sums(group: Sequence[RunFiles]) -> pa.Table:
         return pa.Table.from_batches(replay_runs(whole, group, results=False), SCHEMA)
 
-    found: list[pa.Table] = spark.sparkContext.parallelize(groups, len(groups)).map(sums).collect()
-    return found
+    return results_of(spark, groups, sums)
 
 
 def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:
     """Replays each run in many tasks, after spreading its rows over bins."""
-    cores = spark.sparkContext.defaultParallelism
+    cores = parallelism(spark)
     bins = cores * TASKS_PER_CORE
     rows_max = max(UNIT_ROWS_MIN, sum(run.rows for run in runs) // bins)
     assignments = pack_bins(_connections(spark, whole.uri, runs, rows_max), bins, cores)
     uri, facts, results = whole.uri, [run.facts for run in runs], schema is RESULTS
-    shared = spark.sparkContext.broadcast(assignments)
-    packed = _in_tasks(
-        spark, units_of(runs, TABLES, rows_max), lambda unit: pack_by_bin(uri, unit, shared.value[unit.run]), PACKED
+    packed = in_tasks(
+        spark, units_of(runs, TABLES, rows_max), lambda unit: pack_by_bin(uri, unit, assignments[unit.run]), PACKED
     )
     # A bin has few rows with large cells, so Spark's limit by rows would let an Arrow batch grow to gigabytes.
     if spark.conf.get(BATCH_BYTES, None) in (None, str(2**31 - 1)):
@@ -111,25 +108,11 @@ def _connections(spark: SparkSession, uri: str, runs: Sequence[RunFiles], rows_m
     """The connections of each run. Only names reach the driver, never operations."""
     keys_max = [run.facts.details.engine_limits().signal_keys_max for run in runs]
     units = units_of(runs, (REGISTRATIONS, EVENTS), rows_max)
-    tasks = spark.sparkContext.parallelize(units, max(len(units), 1))
-    found = tasks.map(lambda unit: (unit.run, find_connections(uri, unit, keys_max[unit.run]))).collect()
+    found = results_of(spark, units, lambda unit: (unit.run, find_connections(uri, unit, keys_max[unit.run])))
     connections = [Connections(most) for most in keys_max]
     for run, own in found:
         connections[run].merge(own)
     return connections
-
-
-def _in_tasks(
-    spark: SparkSession, parts: Sequence[Part], do: Callable[[Part], Iterator[pa.RecordBatch]], schema: pa.Schema
-) -> DataFrame:
-    shared = spark.sparkContext.broadcast(list(parts))
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from do(shared.value[number])
-
-    return spark.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(work, from_arrow_schema(schema))
 
 
 def large_runs(runs: Sequence[RunFiles], cores: int, divided_from: int) -> list[RunFiles]:

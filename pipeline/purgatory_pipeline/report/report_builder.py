@@ -34,6 +34,7 @@ from purgatory_pipeline.report.facts import (
     registered_counts,
 )
 from purgatory_pipeline.report.report_tables import PAGE_ROWS_MAX, TABLES, ResultTable
+from purgatory_pipeline.spark.tasks import frame_of
 
 PRODUCE: Final = codes.KIND_NAMES[codes.PRODUCE]
 WINDOW_MS_MIN: Final = 1_000
@@ -88,7 +89,7 @@ class Report:
     @cached_property
     def tables(self) -> Mapping[str, DataFrame]:
         """All tables by name, as `report_tables` describes them."""
-        return {**self.computed, **{name: self.spark.createDataFrame(table) for name, table in self.known.items()}}
+        return {**self.computed, **{name: frame_of(self.spark, table) for name, table in self.known.items()}}
 
     def release(self) -> None:
         """Frees Spark's cache for the tables. They can still be used, but are then recomputed."""

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from purgatory_pipeline.report.estimates import MILLION, quantiles
 from purgatory_pipeline.report.report_tables import SLOW_PRODUCES, STRAGGLERS
+from purgatory_pipeline.spark.tasks import frame_of
 
 HELD: Final = {"median_ms": 500_000, "p99_ms": 990_000, "max_ms": MILLION}
 
@@ -110,7 +111,8 @@ def held_back(slow: DataFrame, events: DataFrame) -> DataFrame:
     spark = slow.sparkSession
     waits = spark.sql(_SLOTTED, slow=slow)
     waits = F.broadcast(waits) if waits.count() <= BROADCAST_ROWS_MAX else waits
-    roles = spark.sql(_ROLES, events=events).localCheckpoint()  # few rows
+    # Few rows. Spark Connect would drop a checkpoint of them with this variable.
+    roles = frame_of(spark, spark.sql(_ROLES, events=events).toArrow())
     return spark.sql(_HELD, slow=slow, roles=roles, reached=spark.sql(_REACHED, events=events, waits=waits))
 
 

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from purgatory_pipeline import errors
 from purgatory_pipeline.errors import PipelineError
+from purgatory_pipeline.spark.tasks import is_connect, parallelism
 
 JAVA_MIN: Final = 17
 INSTALL_JAVA: Final = (
@@ -48,6 +49,8 @@ _DEFAULTS: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
 }
 
+REMOTE: Final = "SPARK_REMOTE"
+"""Spark's variable with the address of a Spark Connect server: no Java is started then."""
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 SMALL_ROWS: Final = 200_000
 """Up to this many rows, Spark spends its time on starting, planning and compiling, and little of it on rows."""
@@ -123,7 +126,7 @@ def spark_session(name: str, *, rows: int | None = None) -> SparkSession:
     global _started  # noqa: PLW0603 -- a program has one session
     running = SparkSession.getActiveSession()
     small = rows is not None and rows <= SMALL_ROWS
-    if running is None and not started_by_spark():
+    if running is None and not started_by_spark() and REMOTE not in os.environ:
         java_version()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LAUNCHER_OPTS", _SHORT_JAVA)  # for the Java that puts the other's command together
@@ -134,10 +137,10 @@ def spark_session(name: str, *, rows: int | None = None) -> SparkSession:
     else:
         session = own_session(running) if running else SparkSession.builder.appName(name).getOrCreate()
     _started = _started or running is None
-    given = session.sparkContext.getConf()
+    given = session.conf.getAll if is_connect(session) else dict(session.sparkContext.getConf().getAll())
     of_size = _SMALL_DEFAULTS if small else {_SHUFFLE_PARTITIONS: str(_shuffle_partitions(session))}
     for key, value in {**_DEFAULTS, **of_size}.items():
-        if not given.contains(key):
+        if key not in given:
             session.conf.set(key, value)
     return session
 
@@ -147,7 +150,9 @@ _OF_JVMS: Final = ("spark.driver.", "spark.executor.")
 
 
 def own_session(session: SparkSession) -> SparkSession:
-    """A new session with the settings, the current schema and the listeners of this one."""
+    """A session with the settings, the current schema and the listeners of this one; with Spark Connect this one."""
+    if is_connect(session):  # PySpark takes some frames of a new one for the active session's
+        return session
     own = session.newSession()
     known = own.conf.getAll
     for name, value in session.conf.getAll.items():
@@ -172,8 +177,8 @@ def _started_conf() -> SparkConf:
 
 
 def _shuffle_partitions(session: SparkSession) -> int:
-    for_cores = SHUFFLE_PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism
-    is_local = (session.sparkContext.master or "").startswith("local")
+    for_cores = SHUFFLE_PARTITIONS_PER_CORE * parallelism(session)
+    is_local = not is_connect(session) and (session.sparkContext.master or "").startswith("local")
     return for_cores if is_local else max(for_cores, int(str(session.conf.get(_SHUFFLE_PARTITIONS))))
 
 

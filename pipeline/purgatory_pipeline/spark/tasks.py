@@ -1,0 +1,58 @@
+"""Work in tasks of Spark. Sessions of Spark Connect have no `SparkContext`, so what needs one is here."""
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+Part = TypeVar("Part")
+Value = TypeVar("Value")
+_OBJECTS: Final = pa.schema([("octets", pa.binary())])
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def parallelism(spark: SparkSession) -> int:
+    """The number of tasks that Spark runs at a time."""
+    if not is_connect(spark):
+        return spark.sparkContext.defaultParallelism
+    return spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
+
+
+def in_tasks(
+    spark: SparkSession, parts: Sequence[Part], do: Callable[[Part], Iterator[pa.RecordBatch]], schema: pa.Schema
+) -> DataFrame:
+    """The rows that `do` gives for each part, in a task of its own. PySpark broadcasts what is large of both."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from do(parts[number])
+
+    return spark.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(work, from_arrow_schema(schema))
+
+
+def results_of(spark: SparkSession, parts: Sequence[Part], do: Callable[[Part], Value]) -> list[Value]:
+    """What `do` gives for each part, in a task of its own. Runs at once."""
+    if not is_connect(spark):  # no query has to be planned, and Python workers that exist are used again
+        return spark.sparkContext.parallelize(parts, max(len(parts), 1)).map(do).collect()
+
+    def pickled(part: Part) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"octets": [pickle.dumps(do(part))]}, _OBJECTS)
+
+    found = in_tasks(spark, parts, pickled, _OBJECTS).toArrow()
+    return [pickle.loads(octets) for octets in found.column("octets").to_pylist()]  # noqa: S301 - of our own tasks
+
+
+def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """A table as a DataFrame. Spark itself stops at an empty chunk, and Spark Connect at an empty table."""
+    if table.num_rows:
+        return spark.createDataFrame(table.combine_chunks())
+    return spark.createDataFrame([], from_arrow_schema(table.schema))
