@@ -75,7 +75,7 @@ def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
     by = ["score", "window", "topic", "kind", "measure"]
     first = scored.sort_values(by, ascending=[False, True, True, True, True], kind="stable").head(ROWS_MAX)
     instants = {
-        name: pd.to_datetime(first[of].astype("float64") * window_ms, unit="ms", utc=True)
+        name: pd.to_datetime(first[of].astype("Int64") * window_ms, unit="ms", utc=True)
         for name, of in (("window_start", "window"), ("compared_with", "compared"))
     }
     rows = first.assign(topic=first["topic"].mask(first["is_all"], None), **instants)

@@ -46,7 +46,10 @@ def queried(name: str, **inputs: DataFrame | int | str) -> DataFrame:
     """The rows of the query NAME.sql of this package. It names its inputs in braces: frames, numbers and texts."""
     text = resources.files(__package__).joinpath(f"{name}.sql").read_text("utf-8")
     frames = (value for value in inputs.values() if isinstance(value, DataFrame))
-    return next(frames).sparkSession.sql(text, None, **inputs)
+    found = next(frames).sparkSession.sql(text, None, **inputs)
+    # Spark Connect names checkpoints by their ids, and drops each with the last Python frame that is made of it.
+    vars(getattr(found, "_plan", found))["inputs"] = inputs
+    return found
 
 
 @dataclass(frozen=True)
