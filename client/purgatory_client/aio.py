@@ -283,7 +283,7 @@ class AsyncClient(SingleCalls):
             LimitExceeded: A limit of the daemon is reached.
             ClientClosed: The client was closed before or during the call.
         """
-        self._check(wait)
+        self._prepare(wait)
         request = purgatory_service_pb2.WaitRequest(operation=row_of_wait(wait))
         resumption, began = Resumption(self._give_up_after, pause_max(self.address)), time.monotonic()
         while True:
@@ -322,7 +322,7 @@ class AsyncClient(SingleCalls):
             LimitExceeded: `pending_max` is reached.
             ClientClosed: The client is closed.
         """
-        self._check(wait)
+        self._prepare(wait)
         return await self._session.submit_kept(wait, tag)
 
     async def submit_many(self, batch: WaitBatch, tag: str = "") -> Ticket:
@@ -459,14 +459,14 @@ class AsyncClient(SingleCalls):
         self._enter_loop()
         return await self._event_sender.send(events)
 
-    def _check(self, wait: Wait) -> None:
+    def _prepare(self, wait: Wait) -> None:
         checked_type(wait, Wait, "wait", "give a wait of purgatory_client.waits")
         if self._default_timeouts is not None:
             self._default_timeouts.fill(wait)
 
     async def _wait(self, entry: Entry) -> Result | ResultColumns:
         if isinstance(entry, Wait):
-            self._check(entry)
+            self._prepare(entry)
         future = self._session.submit(entry)
         try:
             return await future

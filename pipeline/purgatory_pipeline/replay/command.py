@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "--slow-replica", metavar="ID=+MSms", multiple=True, help="Delay the progress of a replica. May be repeated."
 )
 @click.option("--without-replica", metavar="ID", multiple=True, help="As if a replica were gone. May be repeated.")
-@click.option("--leader-moves", metavar="SPAN", default="", help="As if each change of leadership took so long: 10s.")
+@click.option("--leader-moves", metavar="SPAN", default="", help="As if each change of leadership took this time: 10s.")
 @click.option(
     "--sweep", metavar="NAME=V1,V2,...", multiple=True, help="A policy for each of several values. May be repeated."
 )

@@ -95,7 +95,7 @@ class Policy:
 UNCHANGED: Final = Policy(label="as recorded", is_prompt=False)
 """Compared with the recording, to check that the replay is right."""
 BASELINE: Final = Policy(label="unchanged")
-"""What other policies are compared with: replayed like them, so that only their changes make a difference."""
+"""The reference of other policies: replayed like them, so that only their changes make a difference."""
 
 
 def parse_policy(

@@ -36,7 +36,7 @@ class EventRewriter:
 
     A slow replica's progress is delayed, and so is all that a partition reports while its leadership moves; both are in
     order with the other events of that time. A replica that is gone is dead and in no in-sync set. Where it leads it
-    stays until the first in-sync set after that, because nobody knows who would have led instead. If the in-sync set of
+    stays until the first in-sync set after that, because its successor is not known. If the in-sync set of
     a partition is known, its high watermark follows from the replicas; marks that were pushed as well were computed
     from the recorded replicas, so they are dropped. If the set is not known, pushed marks are the only information:
     they are kept, and neither replicas nor the minimum have an effect.
@@ -108,7 +108,7 @@ class EventRewriter:
             start = row + 1
             name = names[places[row]]
             role = bool(chunk.column("flags")[row]), int(chunk.column("leader_epoch")[row])
-            # The first event of a partition only says who leads, others repeat it or are the next step of one change.
+            # The first event of a partition only names the leader, others repeat it or are the next step of one change.
             known, self._roles[name] = self._roles.get(name, role), role
             if known != role and chunk.columns["time"][row] >= self._moving_until.get(name, 0):
                 until[_places_of(name, names)] = self._moving_until[name] = int(time[row]) + self._policy.leader_move_ms

@@ -41,8 +41,8 @@ ALL: Final = None
 """The topic value of rows that cover all topics together."""
 
 COMPETING: Final = (SATISFIED, FAILED, CANCELLED)
-"""Ends that an operation can have without a timeout. What expired, or was cut off by a shutdown or the end of the rows,
-left without one.
+"""Ends that an operation can have without a timeout. Others expired, or were cut off by a shutdown or the end of the
+rows.
 """
 
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
 
 
 def waited_counts(facts: DataFrame, missed: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Operations by topic, kind, fate, time waited and (of what expired) timeout, from condensed facts and
+    """Operations by topic, kind, fate, time waited and (if they expired) timeout, from condensed facts and
     `near_misses`. The topic is null for smaller topics.
     """
     is_missed = F.col("kind").isin(*LOOKED_UP) & (F.col("fate") == EXPIRED)
@@ -111,8 +111,8 @@ def advise(
     asked_ms: Sequence[int] = (),
     widening: Widening | None = None,
 ) -> dict[str, pa.Table]:
-    """Makes the three tables, by name, from `waited_counts` and `timeouts_in_use`. What expired counts as satisfied at
-    the time at which its mark was REACHED.
+    """Makes the three tables, by name, from `waited_counts` and `timeouts_in_use`. An expired operation counts as
+    satisfied at the time at which its mark was REACHED.
     """
     advice: list[Row] = []
     timeouts: list[Row] = []

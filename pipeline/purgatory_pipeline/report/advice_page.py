@@ -29,8 +29,8 @@ def advice_page(advised: pd.DataFrame, subtitle: Markup, slo: str, different: in
         rows_max=200,
     )
     lead = (
-        "Two replays through the engine of the daemon decide. In the first, no operation has a timeout: it says when "
-        "each would have ended by itself. In the second, operations have the advised timeouts: it says what expires."
+        "Two replays through the engine of the daemon decide. The first has no timeouts and shows when each operation "
+        "would have ended by itself. The second has the advised timeouts and shows which operations expire."
     )
     notice = f"Replayed unchanged, {wording.count(different)} operations did not end as recorded: do not rely on this."
     met = int(advised["is_met"].sum())

@@ -83,7 +83,7 @@ def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
 
 
 def _compared(windows: pd.DataFrame, window_ms: int) -> pd.DataFrame:
-    """Joins each window with what it is compared with, whose columns get the suffix `_before`."""
+    """Joins each window with its counterpart, whose columns get the suffix `_before`."""
     key = ["is_all", *SERIES, "window"]
     if WEEK_MS % window_ms == 0 and _lasts(windows) >= WEEKS_MIN * (WEEK_MS // window_ms):
         return _compared_by_week(windows, WEEK_MS // window_ms)

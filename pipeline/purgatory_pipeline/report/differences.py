@@ -20,14 +20,14 @@ Floats = NDArray[np.float64]
 KEYS_MAX: Final = 100
 """For each table, the keys with most waits that are compared."""
 WINDOWS_MIN: Final = 5
-"""With fewer windows in which a key has operations, there are no bounds."""
+"""A key with operations in fewer windows than this has no bounds."""
 RATIOS: Final = {
     "registered_per_s": ("registered", ""),
     "completion_rate": ("satisfied", "ended"),
     "expiry_rate": ("expired", "ended"),
     "wait_mean_ms": ("waited_total_ms", "ended"),
 }
-"""Sums of `groups`, and what they are divided by; empty: the seconds of all windows."""
+"""Sums of `groups`, and their divisors; empty: the seconds of all windows."""
 COUNTED: Final = {"topics": ["topic"], "principals": ["principal"], "partitions": ["topic", "partition"]}
 ESTIMATED: Final = {
     "advice": ("topic kind", "need_p50_ms need_p90_ms need_p99_ms need_p999_ms timeout_expires"),

@@ -46,7 +46,7 @@ def parse_objective(text: str) -> float:
 
 def advise_timeouts(spark: SparkSession, found: ArchiveCatalog, objective: float) -> tuple[pd.DataFrame, int]:
     """A row for each group of ADVISED_MIN operations or more: what was recorded, the advised timeout (`advised_ms`,
-    missing: none meets the objective), and what the replay of it says. Of principals, the POLICIES_MAX largest.
+    missing: none meets the objective), and the result of its replay. Of principals, the POLICIES_MAX largest.
 
     Also returns how many operations did not end as recorded in the unchanged replay; there should be none.
     """
@@ -70,7 +70,7 @@ def advise_timeouts(spark: SparkSession, found: ArchiveCatalog, objective: float
     known = advised.dropna(subset=["advised_ms"])
     policies = [_policy(str(principal), own) for principal, own in known.groupby("principal")]
     counts = counts_of(*policies) if policies else counts[:0]
-    # Of the policy of a principal, only its own operations count.
+    # The policy of a principal counts for its own operations only.
     own = counts[counts["policy"] == "for " + counts["principal"]].merge(known[GROUP])
     confirmed = pd.DataFrame(
         dict(zip(GROUP, names, strict=True)) | _replayed(group, objective) for names, group in own.groupby(GROUP)
@@ -96,7 +96,7 @@ def _policy(principal: str, advised: pd.DataFrame) -> Policy:
 
 
 def _advised(group: pd.DataFrame, objective: float) -> dict[str, Any]:
-    """What was recorded of a group, and the smallest timeout that meets the objective over all and on each day."""
+    """The recorded outcome of a group, and the smallest timeout that meets the objective over all and on each day."""
     operations = group["operations"].sum()
     whole_ms, *days_ms = (_need_ms(rows, objective) for rows in (group, *(day for _, day in group.groupby("day"))))
     return {
@@ -118,7 +118,7 @@ def _need_ms(rows: pd.DataFrame, objective: float) -> int | None:
 
 
 def _replayed(group: pd.DataFrame, objective: float) -> dict[str, float]:
-    """What the advised timeout does to a group in the replay."""
+    """The outcome of a group in the replay with its advised timeout."""
     days = group.assign(expired=group["operations"].where(group["replayed"] == EXPIRED, 0)).groupby("day")
     sums = days[["operations", "expired"]].sum()
     return {

@@ -33,9 +33,9 @@ SMALLEST_SHARE: Final = 1e-5
 NOTABLE_SHARE: Final = 0.005
 """Timeouts that cut off a smaller share are not listed as findings."""
 DIFFERENCE_MAX: Final = 0.01
-"""An estimate may differ that much from what was observed before the page says so."""
+"""A larger difference between an estimate and the observed share is stated on the page."""
 NOTABLE_MISSES: Final = 0.1
-"""It is a finding if this share of what expired was reached later."""
+"""It is a finding if this share of the expired operations was reached later."""
 NOTABLE_PART: Final = 0.02
 """Topics with a smaller part of the operations of their kind are not listed as findings."""
 

@@ -67,7 +67,7 @@ class BatchWriter:
 
 
 def observed_figures() -> list[Column]:
-    """The figures of all shards: rows of this micro-batch by table, and what is pending after it."""
+    """The figures of all shards: rows of this micro-batch by table, and the pending operations after it."""
     sums = [F.sum(f"{FIGURES}.{name}").alias(name) for name in (*TABLES, "pending")]
     horizon, oldest = F.min(f"{FIGURES}.horizon_ms"), F.max(f"{FIGURES}.oldest_wait_ms")
     return [*sums, horizon.alias("horizon_ms"), oldest.alias("oldest_wait_ms")]
