@@ -21,10 +21,7 @@ class Lane:
     """
 
     def __init__(
-        self,
-        batch: int,
-        register: Callable[[range], Awaitable[object]],
-        advance: Callable[[int], Awaitable[object]],
+        self, batch: int, register: Callable[[range], Awaitable[object]], advance: Callable[[int], Awaitable[object]]
     ) -> None:
         self._batch: Final = batch
         self._register: Final = register

@@ -132,10 +132,7 @@ def lateness(lab: Lab) -> None:
     rate = scale.expire_rate
     seconds = 3 * scale.seconds
     lab.measure(
-        [
-            Figure("service/expiry-lateness/p50", "ms", "p50_ms"),
-            Figure("service/expiry-lateness/p99", "ms", "p99_ms"),
-        ],
+        [Figure("service/expiry-lateness/p50", "ms", "p50_ms"), Figure("service/expiry-lateness/p99", "ms", "p99_ms")],
         ("daemon", run_of(ours, "waits", rate=rate, pending=scale.total_pending, seconds=seconds)),
         {
             "asyncio": run_of(bare, "timers", rate=rate, seconds=seconds),

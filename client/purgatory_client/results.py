@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from purgatory_client.errors import (
-    PurgatoryClientError,
-    UnlessReached,
-    WaitError,
-    WaitExpired,
-    WaitFailed,
-    WaitStale,
-)
+from purgatory_client.errors import PurgatoryClientError, UnlessReached, WaitError, WaitExpired, WaitFailed, WaitStale
 from purgatory_client.partition_names import format_partition
 
 MARK_STALE: Final = 1001

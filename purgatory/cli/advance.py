@@ -59,13 +59,7 @@ EVENTS: Final[tuple[tuple[str, dict[str, Any], str], ...]] = (
 
 
 @client_command(WRITES, params=[click.Option(names.split(), help=text, **kind) for names, kind, text in EVENTS])
-@click.argument(
-    "partition",
-    type=checked_partition,
-    required=False,
-    shell_complete=partitions,
-    help="Like orders-3.",
-)
+@click.argument("partition", type=checked_partition, required=False, shell_complete=partitions, help="Like orders-3.")
 @key_option("--signal", help="Signal this key instead of reporting on a partition.")
 @click.option("--count", type=NUMBER, default=1, help="Number of signals (with --signal).")
 async def advance(client: AsyncClient, partition: str | None, signal: str | None, count: int, **events: object) -> Exit:
@@ -98,13 +92,7 @@ async def advance(client: AsyncClient, partition: str | None, signal: str | None
 @flag("--failed", help="Report a failure: waits on the key fail, with the value as the reason.")
 @flag("--heartbeat", help="Send a heartbeat, which does not count (see wait --heartbeat).")
 async def signal(
-    client: AsyncClient,
-    key: str,
-    count: int,
-    value: str | None,
-    value_file: Path | None,
-    failed: bool,
-    heartbeat: bool,
+    client: AsyncClient, key: str, count: int, value: str | None, value_file: Path | None, failed: bool, heartbeat: bool
 ) -> Exit:
     if heartbeat and (value is not None or value_file is not None or failed or count != 1):
         raise UsageError("--heartbeat cannot be combined with --count, --value, --value-file or --failed")

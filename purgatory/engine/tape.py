@@ -14,17 +14,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, Receipt, Refusal
-from purgatory.engine.calls import (
-    APPLY,
-    CANCEL,
-    CANCEL_NAME,
-    EXTEND,
-    FAIL_STALE,
-    PASS_TIME,
-    PAUSE,
-    REGISTER,
-    SHUT_DOWN,
-)
+from purgatory.engine.calls import APPLY, CANCEL, CANCEL_NAME, EXTEND, FAIL_STALE, PASS_TIME, PAUSE, REGISTER, SHUT_DOWN
 from purgatory.engine.codes import CANCELLED, KINDS, SHUTTING_DOWN
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.event_checks import check_columns

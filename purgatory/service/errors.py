@@ -76,9 +76,7 @@ def invalid_argument(field: str, description: str) -> RpcError:
     """The request is invalid. `field` is a path in the request; `description` states the fault and the value."""
     violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
     return RpcError(
-        code_pb2.INVALID_ARGUMENT,
-        f"{field}: {description}",
-        error_details_pb2.BadRequest(field_violations=[violation]),
+        code_pb2.INVALID_ARGUMENT, f"{field}: {description}", error_details_pb2.BadRequest(field_violations=[violation])
     )
 
 

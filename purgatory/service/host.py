@@ -255,10 +255,7 @@ class Host:
             raise from_refusal(located(run, receipt.refusals[0]), "operation", retry_after_ms)
 
     async def apply(
-        self,
-        next_part: Callable[[], IncomingEvents],
-        account: Account | None = None,
-        turn: Turn = next_loop_turn,
+        self, next_part: Callable[[], IncomingEvents], account: Account | None = None, turn: Turn = next_loop_turn
     ) -> IncomingEvents:
         """Apply one part of a batch of events in order, and return it with its effects.
 

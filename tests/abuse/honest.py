@@ -10,9 +10,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import grpc
-from purgatory_client import AsyncClient, Outcome
-
 from purgatory.v1 import purgatory_service_pb2, purgatory_service_pb2_grpc
+from purgatory_client import AsyncClient, Outcome
 
 WAITS_PER_SECOND: Final = 200
 PARTITIONS: Final = 10

@@ -9,14 +9,14 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from purgatory.v1 import operation_pb2, source_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.access.access_policy import PolicyError, read_policy
 from purgatory.service.access.roles import ROLES, Names
 from purgatory.service.access.tokens import add_token
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.sources import source_links
-from purgatory.v1 import operation_pb2, source_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, Caller, Guarded, guarding
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import advance_request, high_watermark, produce, register_request
@@ -275,11 +275,7 @@ async def test_status_tells_of_sources_to_those_who_may_observe_what_they_feed(t
 async def test_sources_of_one_principal_leave_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sources that the daemon runs itself have no share."""
     monkeypatch.setattr(source_links, "SOURCES_MAX", 6)
-    async with (
-        guarding(tmp_path) as served,
-        served.caller("advance") as caller,
-        served.caller("root") as root,
-    ):
+    async with guarding(tmp_path) as served, served.caller("advance") as caller, served.caller("root") as root:
         streams = [await attach(caller) for _ in range(4)]
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "you have 4 sources attached"):
             await attach(caller)

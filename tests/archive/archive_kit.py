@@ -129,10 +129,7 @@ class ArchivedHost:
         self.run: Final = RunFile.create(filesystem, str(folder), RunState(run_id, "here", 1, 0, 1_000, AT_MS))
         self._output: LineOutput | None = None
         self.history: Final = HistoryWriter(
-            ArchiveWriter(filesystem, str(folder), run_id, roll_s=0.01),
-            self.run,
-            self._report,
-            retry_s=0.01,
+            ArchiveWriter(filesystem, str(folder), run_id, roll_s=0.01), self.run, self._report, retry_s=0.01
         )
         self.link: Final = ThreadLink(NOWHERE._replace(run_id=run_id), self._serve)
         settings = ArchiveSettings(strict=strict)

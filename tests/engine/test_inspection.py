@@ -28,10 +28,7 @@ def test_item_without_a_partition_has_no_log_start() -> None:
 
 def test_filters_of_a_listing_are_combined() -> None:
     level = EngineLevel.played(
-        "produce 1 orders-0@10 orders-1@10",
-        "delete-records 2 orders-1@10",
-        "await 3 a b",
-        "produce b:4 orders-1@10",
+        "produce 1 orders-0@10 orders-1@10", "delete-records 2 orders-1@10", "await 3 a b", "produce b:4 orders-1@10"
     )
     assert listed(level) == [1, 2, 3, 4]
     assert listed(level, session="a") == [1, 2, 3]

@@ -15,6 +15,7 @@ import pytest
 from google.rpc import code_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.engine.calls import Apply
 from purgatory.engine.engine import Engine
@@ -23,21 +24,13 @@ from purgatory.service.access.account import Account, Accounts
 from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.draining import drain
 from purgatory.service.errors import RpcError
-from purgatory.service.fair_queue import (
-    EVENTS,
-    INSPECTIONS,
-    LOOP_TURN_US_MAX,
-    REGISTRATIONS,
-    CallerQueue,
-    FairQueue,
-)
+from purgatory.service.fair_queue import EVENTS, INSPECTIONS, LOOP_TURN_US_MAX, REGISTRATIONS, CallerQueue, FairQueue
 from purgatory.service.listeners.listener import Called
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.rpc import call_gate, grpc_options
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.testing import ManualClock
-from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
 from tests.kit.messages import high_watermark, produce, produce_columns, register_request
 from tests.kit.served_host import DaemonChannel, RecordingListener, refused, serving

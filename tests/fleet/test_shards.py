@@ -22,6 +22,8 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 from google.rpc import code_pb2
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import AsyncClient, Outcome, batches, errors, events, waits
 from purgatory_client.results import Result
 from purgatory_client.session import shards as client_shards
@@ -41,18 +43,8 @@ from purgatory.replicated_log.replica import MARK
 from purgatory.service.setting_sources import SettingsError
 from purgatory.service.translate import shards as daemon_shards
 from purgatory.service.translate.shards import VALUE_BYTES_MAX
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.cli.test_commands import program
-from tests.fleet.shard_daemons import (
-    client_of,
-    first_answer,
-    refusal_of,
-    session_of,
-    stand_by,
-    start_one,
-    start_shards,
-)
+from tests.fleet.shard_daemons import client_of, first_answer, refusal_of, session_of, stand_by, start_one, start_shards
 from tests.kit.daemon import RunDaemon, StartDaemon, daemon_environment, is_running, run_to_end
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.fleet import ShardSet
@@ -281,17 +273,11 @@ async def test_marks_and_status_name_the_shard_that_is_down(tmp_path: Path) -> N
 
 LOG = ["--fleet-log", "postgresql://host/db"]
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "no such shard": (
-        ["--fleet-targets", "a:1 b:2", "--fleet-shard", "2"],
-        "shard is 2, and the last one",
-    ),
+    "no such shard": (["--fleet-targets", "a:1 b:2", "--fleet-shard", "2"], "shard is 2, and the last one"),
     "a target twice": (["--fleet-targets", "a:1 a:1"], "the same target twice"),
     "a target without a port": (["--fleet-targets", "a:1 b"], "b: must be host:port"),
     "any port": (["--shards", "2", "--grpc-address", "127.0.0.1:0"], "must not be 0"),
-    "all interfaces": (
-        ["--shards", "2", "--insecure", "--grpc-address", "0.0.0.0:7440"],
-        "set fleet.address",
-    ),
+    "all interfaces": (["--shards", "2", "--insecure", "--grpc-address", "0.0.0.0:7440"], "set fleet.address"),
     "with a log": (["--shards", "2", *LOG], "cannot be used with fleet.log"),
     "a log without a folder": (LOG, "fleet.log needs journal.dir"),
     "asynchronous answers": ([*LOG, "--data-dir", "d", "--journal-mode", "async"], "fleet.log needs journal.mode sync"),

@@ -22,11 +22,11 @@ from google.protobuf.descriptor_pb2 import MethodOptions
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
+from purgatory.v1 import event_pb2, source_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.rpc import call_gate
 from purgatory.service.rpc.handlers import SERVICE as METHODS
-from purgatory.v1 import event_pb2, source_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import (
     BINARY,
     CODECS,
@@ -418,15 +418,7 @@ async def test_json_above_its_own_limit_is_refused_with_the_remedy() -> None:
         assert f"larger than {1 << 20} bytes; send smaller batches, or application/proto" in answer.decode()
 
 
-READ = {
-    '"10"': 10,
-    "10": 10,
-    "10.0": 10,
-    '"1e1"': 10,
-    "1E+1": 10,
-    '"-0"': 0,
-    '"2305843009213693951"': 2**61 - 1,
-}
+READ = {'"10"': 10, "10": 10, "10.0": 10, '"1e1"': 10, "1E+1": 10, '"-0"': 0, '"2305843009213693951"': 2**61 - 1}
 WRITTEN_OTHERWISE = ("1_0", "\u0663", "\uff11", "+1", "\n1", "", "0x10", "NaN")
 NOT_READ = {
     **{json.dumps(one): f"requiredOffset: not a number: {one!r}" for one in WRITTEN_OTHERWISE},

@@ -7,12 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from purgatory_client.sources.source_names import kafka_share
 from purgatory_connectors.kafka.mark_names import MarkNames, ParsedName
 

@@ -179,8 +179,7 @@ STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 
 
 @pytest.mark.parametrize(
-    ("platform", "systems"),
-    [("linux", {"manylinux_x86_64", "musllinux_x86_64"}), ("macos", {"macosx_arm64"})],
+    ("platform", "systems"), [("linux", {"manylinux_x86_64", "musllinux_x86_64"}), ("macos", {"macosx_arm64"})]
 )
 def test_cibuildwheel_builds_for_each_system_and_python(platform: str, systems: set[str]) -> None:
     """On a machine of the platform there is a wheel for each supported Python, for glibc, musl and macOS."""

@@ -258,12 +258,7 @@ LATE_ID = "late-" + "fedcba9876543210" * 2
 
 @pytest.mark.parametrize(
     ("width", "scheme", "state"),
-    [
-        (360, "light", "daemon"),
-        (1280, "light", "idle"),
-        (1280, "dark", "idle"),
-        (2560, "dark", "crowded"),
-    ],
+    [(360, "light", "daemon"), (1280, "light", "idle"), (1280, "dark", "idle"), (2560, "dark", "crowded")],
 )
 def test_every_view_fits_and_axe_finds_nothing(
     browser: Browser,

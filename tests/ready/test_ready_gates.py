@@ -37,10 +37,7 @@ async def test_a_gate_opens_at_the_end_of_its_first_request(run_daemon: RunDaemo
         assert await ask(daemon.http_address) == (READY, {"name": "web", "ready": True, "lag": 0})
         source.ends[1] = 1_000
         assert await ask(daemon.http_address) == (READY, {"name": "web", "ready": True, "lag": 0})
-        assert await ask(daemon.http_address, name="api") == (
-            WAITING,
-            {"name": "api", "ready": False, "lag": 89 + 980},
-        )
+        assert await ask(daemon.http_address, name="api") == (WAITING, {"name": "api", "ready": False, "lag": 89 + 980})
         assert source.asked == 2
 
 

@@ -117,10 +117,7 @@ def test_print_config_hides_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         (["--shards", "1_0"], ["shards", "without underscores", "'1_0'"]),
         (["--grpc-address", "localhost"], ["grpc.address", "host:port", "'localhost'"]),
         (["--grpc-address", "localhost:70000"], ["grpc.address", "65535"]),
-        (
-            ["--http-allowed-hosts", "a.example http://b.example"],
-            ["http.allowed_hosts", "http://b.example"],
-        ),
+        (["--http-allowed-hosts", "a.example http://b.example"], ["http.allowed_hosts", "http://b.example"]),
         (["--log-level", "loud"], ["log.level", "'debug'", "'loud'"]),
         (["--limits-timeout-ms-max", "5"], ["timeout_ms_default", "30000", "timeout_ms_max", "5"]),
         (["--config", "missing.toml"], ["config", "missing.toml"]),
@@ -232,11 +229,7 @@ def test_names_are_unique_in_each_spelling() -> None:
 
 @pytest.mark.parametrize(
     ("address", "expected"),
-    [
-        ("127.0.0.1:7440", ("127.0.0.1", 7440)),
-        ("localhost:0", ("localhost", 0)),
-        ("[::1]:65535", ("::1", 65_535)),
-    ],
+    [("127.0.0.1:7440", ("127.0.0.1", 7440)), ("localhost:0", ("localhost", 0)), ("[::1]:65535", ("::1", 65_535))],
 )
 def test_address_is_split_at_its_port(address: str, expected: tuple[str, int]) -> None:
     assert split_address(address) == expected

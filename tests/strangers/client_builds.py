@@ -26,11 +26,7 @@ OFFLINE: Final = ("Could not transfer artifact", "ENOTFOUND", "EAI_AGAIN", "ECON
 """Messages of Maven, npm and Go when they cannot reach their registries."""
 QUICK_MAVEN: Final = {"MAVEN_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Maven ends before the second compiler pays off: without it, a build takes half of the processor time."""
-SOURCES: Final = {
-    "go": ("go.*", "**/*.go"),
-    "java": ("pom.xml", "src/**/*.java"),
-    "typescript": ("*.json", "src/*.ts"),
-}
+SOURCES: Final = {"go": ("go.*", "**/*.go"), "java": ("pom.xml", "src/**/*.java"), "typescript": ("*.json", "src/*.ts")}
 """What a client is built from, next to the contract."""
 MORE_TOOLS: Final = ("/usr/local/go/bin", str(Path(sys.executable).parent))
 """Where Go is installed by default, and where this environment has buf."""

@@ -73,10 +73,7 @@ def test_a_daemon_ends_with_a_test_run_that_is_killed() -> None:
         "from purgatory.testing import daemon_process\nwith daemon_process(): print('serving', flush=True); input()"
     )
     run = subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=daemon_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", program], env=daemon_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     with run:
         assert run.stdout is not None

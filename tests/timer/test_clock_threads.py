@@ -22,14 +22,7 @@ from purgatory.testing import ManualClock
 from purgatory.threads import ClockThread
 from purgatory.timer import SystemTimer, TimerClosed, TimerTask
 from tests.embedded.test_crowd import all_stacks
-from tests.engine.generic.recording_operation import (
-    DEADLINE_S,
-    Gate,
-    RecordingOperation,
-    fail,
-    run_all,
-    threads_of,
-)
+from tests.engine.generic.recording_operation import DEADLINE_S, Gate, RecordingOperation, fail, run_all, threads_of
 from tests.kit.eventually import wait_until
 
 Owner = EmbeddedPurgatory | SystemTimer

@@ -78,10 +78,7 @@ class Publisher(LinkedSource):
     """
 
     def __init__(
-        self,
-        source: Source,
-        daemons: Mapping[str, Callable[[], AsyncClient]],
-        lineages: LineageStore | None = None,
+        self, source: Source, daemons: Mapping[str, Callable[[], AsyncClient]], lineages: LineageStore | None = None
     ) -> None:
         super().__init__(source.name, source.topic_prefixes, LineageStore(None) if lineages is None else lineages)
         self._source: Final = source

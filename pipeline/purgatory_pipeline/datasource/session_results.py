@@ -11,12 +11,12 @@ from typing import Any, Final, TypedDict
 import grpc
 import numpy as np
 import pyarrow as pa
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
 
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory.engine.completions import FETCHED_COLUMNS, OPTIONAL_COLUMNS, RESULT_COLUMNS
 from purgatory.extensions.archive.schema import RESULT_ITEM
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import result_pb2
 from purgatory_pipeline.datasource.daemon_options import DaemonConnection, DaemonOptions
 from purgatory_pipeline.errors import PipelineError
 
@@ -103,11 +103,7 @@ CALL_S: Final = 30.0
 RETRY_S: Final = 0.5
 WAIT_S: Final = 120.0
 """For results that the daemon has, and for its first answer."""
-HOPELESS: Final = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNAUTHENTICATED,
-)
+HOPELESS: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 AHEAD: Final = 2
 """Micro-batches that are held; more stay with the daemon."""
 

@@ -220,11 +220,7 @@ class PolicyPlayer:
         self._topics: Final = topics
 
     def play(
-        self,
-        window: CallWindow,
-        arrivals: RegisteredOperations | None,
-        expirations: TapeSteps,
-        calls: OtherCalls,
+        self, window: CallWindow, arrivals: RegisteredOperations | None, expirations: TapeSteps, calls: OtherCalls
     ) -> Completions | None:
         """Plays a window; returns what has ended, by id, or None. `expirations` are the recorded ones."""
         events = window.get(EVENTS)

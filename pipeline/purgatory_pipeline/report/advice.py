@@ -14,15 +14,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from purgatory_pipeline.report.estimates import MILLION, QUANTILES, Curve, Floats, Share, estimate
-from purgatory_pipeline.report.facts import (
-    CANCELLED,
-    CARRIED_IN,
-    EXPIRED,
-    FAILED,
-    SATISFIED,
-    UNFINISHED,
-    has_ended,
-)
+from purgatory_pipeline.report.facts import CANCELLED, CARRIED_IN, EXPIRED, FAILED, SATISFIED, UNFINISHED, has_ended
 from purgatory_pipeline.report.near_misses import LOOKED_UP, REACHED
 from purgatory_pipeline.report.report_tables import ADVICE, SURVIVAL, TIMEOUTS
 

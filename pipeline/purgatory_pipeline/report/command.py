@@ -208,12 +208,7 @@ def _prepare_page() -> None:
 
 
 def _write_page(
-    found: ArchiveCatalog,
-    notes: Sequence[str],
-    made: Report,
-    options: ReportOptions,
-    written: Written,
-    place: Location,
+    found: ArchiveCatalog, notes: Sequence[str], made: Report, options: ReportOptions, written: Written, place: Location
 ) -> str:
     import pyspark
 

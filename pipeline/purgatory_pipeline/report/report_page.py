@@ -16,11 +16,7 @@ from purgatory_pipeline.report.keys_section import backlog_section, hot_keys_sec
 from purgatory_pipeline.report.report_tables import TABLES, ReportInfo
 from purgatory_pipeline.report.stragglers_section import straggler_finding, stragglers_section
 from purgatory_pipeline.report.timeouts_section import advice_findings, advice_section, near_miss_findings
-from purgatory_pipeline.report.window_sections import (
-    load_section,
-    timeline,
-    waits_section,
-)
+from purgatory_pipeline.report.window_sections import load_section, timeline, waits_section
 
 
 def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:

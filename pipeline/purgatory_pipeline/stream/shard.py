@@ -126,10 +126,7 @@ def _nulls(rows: pa.Table, kind: pa.DataType) -> pa.ChunkedArray:
 
 UNBOUNDED: Final = 2**60
 LIMITS: Final = EngineLimits(
-    pending_operations_max=UNBOUNDED,
-    pending_items_max=UNBOUNDED,
-    partitions_max=UNBOUNDED,
-    signal_keys_max=UNBOUNDED,
+    pending_operations_max=UNBOUNDED, pending_items_max=UNBOUNDED, partitions_max=UNBOUNDED, signal_keys_max=UNBOUNDED
 )
 """A shard is limited only by its memory; the other limits are those of the daemon.
 

@@ -74,10 +74,7 @@ def observed_figures() -> list[Column]:
 
 
 def start_stream(
-    session: SparkSession,
-    inputs: list[StreamInput],
-    output: StreamOutput,
-    options: StreamOptions,
+    session: SparkSession, inputs: list[StreamInput], output: StreamOutput, options: StreamOptions
 ) -> StreamingQuery:
     """Start the query. It continues from its checkpoint, if there is one, with the number of shards of the first run.
 

@@ -26,14 +26,7 @@ class Kind:
     An item's *target* is the index of its partition or key.
     """
 
-    def __init__(
-        self,
-        code: int,
-        partitions: Partitions,
-        items: ItemTable,
-        *,
-        names_keys: bool = False,
-    ) -> None:
+    def __init__(self, code: int, partitions: Partitions, items: ItemTable, *, names_keys: bool = False) -> None:
         self.code: Final[i64] = code
         self.partitions: Final = partitions
         self.items: Final = items

@@ -61,11 +61,7 @@ EVENT_COLUMNS: Final = (
     ),
     EventColumn("leader_epoch", "leader_epochs", INT32, UNKNOWN, {}),  # a row has it next to the event
     EventColumn(
-        "replica_id",
-        "replica_ids",
-        INT32,
-        UNKNOWN,
-        {FOLLOWER_PROGRESS: "replica_id", REPLICA_STATE: "replica_id"},
+        "replica_id", "replica_ids", INT32, UNKNOWN, {FOLLOWER_PROGRESS: "replica_id", REPLICA_STATE: "replica_id"}
     ),
     EventColumn("byte_position", "byte_positions", INT64, UNKNOWN, {LEADER_APPEND: "byte_position"}),
     EventColumn("segment_base_offset", "segment_base_offsets", INT64, UNKNOWN, {LEADER_APPEND: "segment_base_offset"}),

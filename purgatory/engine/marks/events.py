@@ -32,14 +32,7 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.columns import value_at
 from purgatory.engine.limits import EngineLimits
-from purgatory.engine.marks.event_checks import (
-    NO_SETS,
-    POSITION_MAX,
-    Event,
-    EventChecks,
-    Fault,
-    check_columns,
-)
+from purgatory.engine.marks.event_checks import NO_SETS, POSITION_MAX, Event, EventChecks, Fault, check_columns
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import NamedPartitions, Partitions, SignalKeys
 from purgatory.engine.marks.signals import Signals

@@ -98,14 +98,7 @@ class Admission:
         self._items_stop = min(self._pending_items_max, pending.item_count + usage.items_max - usage.items)
 
     def admit_plain(
-        self,
-        kind: Kind,
-        owner: Owner,
-        columns: BatchColumns,
-        row: i64,
-        first_item: i64,
-        item_count: i64,
-        now_ms: i64,
+        self, kind: Kind, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, item_count: i64, now_ms: i64
     ) -> bool:
         """Admit an operation of a plain batch if the checks here are sufficient.
 

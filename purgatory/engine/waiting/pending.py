@@ -90,14 +90,7 @@ class PendingOperations:
     # Admission.
 
     def admit(
-        self,
-        owner: Owner,
-        kind: i64,
-        item_count: i64,
-        items_left: i64,
-        operation_id: i64,
-        timeout_ms: i64,
-        now_ms: i64,
+        self, owner: Owner, kind: i64, item_count: i64, items_left: i64, operation_id: i64, timeout_ms: i64, now_ms: i64
     ) -> i64:
         """Allocate a slot for an operation that has to wait, and start its timer. Its items have yet to be added."""
         slot = self.enter(owner, kind, item_count, items_left, operation_id, now_ms)

@@ -77,10 +77,7 @@ class AccessPolicy:
     """The rights of all principals. Immutable: changed files are read into a new policy."""
 
     def __init__(
-        self,
-        grants: list[Grant],
-        loopback_principal: str = "",
-        principals: Mapping[str, PrincipalPolicy] | None = None,
+        self, grants: list[Grant], loopback_principal: str = "", principals: Mapping[str, PrincipalPolicy] | None = None
     ) -> None:
         self.loopback_principal: Final = loopback_principal
         """Principal of callers from this machine without a credential; empty: they are refused."""

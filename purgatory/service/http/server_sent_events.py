@@ -75,10 +75,7 @@ class ServerSentEvents:
         self._listings: Final[dict[ListingKey, asyncio.Task[Listing]]] = {}
 
     def applications(self) -> dict[str, ASGIApp]:
-        return {
-            "/v1/results": self._serve_results,
-            "/v1/watch": partial(serve_events, self._watch_events),
-        }
+        return {"/v1/results": self._serve_results, "/v1/watch": partial(serve_events, self._watch_events)}
 
     async def _serve_results(self, scope: Scope, receive: Receive, send: Send) -> None:
         if header_of(scope, b"last-event-id") == TAKEN_OVER_ID:

@@ -8,14 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from purgatory.service.access.roles import ADMIN
-from purgatory.service.errors import (
-    BatchRejected,
-    check_range,
-    from_refusal,
-    invalid_argument,
-    quoted,
-    unavailable,
-)
+from purgatory.service.errors import BatchRejected, check_range, from_refusal, invalid_argument, quoted, unavailable
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events

@@ -16,14 +16,7 @@ from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OperationColumn, columns_of
 from purgatory.service.errors import invalid_argument, unreadable_batch
 from purgatory.service.translate import batch_limits
-from purgatory.service.translate.parts import (
-    Dictionary,
-    check_count,
-    given_columns,
-    has_columns,
-    items_of,
-    part_of,
-)
+from purgatory.service.translate.parts import Dictionary, check_count, given_columns, has_columns, items_of, part_of
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 

@@ -144,9 +144,7 @@ def is_known_outcome(outcome: int) -> bool:
     return outcome in codes.OUTCOMES
 
 
-def hot_names_response(
-    names: Sequence[tuple[int, tuple[str, int]]],
-) -> purgatory_service_pb2.ListHotNamesResponse:
+def hot_names_response(names: Sequence[tuple[int, tuple[str, int]]]) -> purgatory_service_pb2.ListHotNamesResponse:
     """Encode pairs of watch entries and name; a key is (key, -1)."""
     response = purgatory_service_pb2.ListHotNamesResponse()
     for watched, name in names:

@@ -112,10 +112,7 @@ def running_browser(path: str) -> Iterator[Browser]:
 
 @contextmanager
 def opened(
-    browser: Browser,
-    file: Path,
-    viewport: ViewportSize = WIDE,
-    scheme: Literal["light", "dark"] = "light",
+    browser: Browser, file: Path, viewport: ViewportSize = WIDE, scheme: Literal["light", "dark"] = "light"
 ) -> Iterator[Opened]:
     """The file in a new window without a network, once every plot is drawn or has failed."""
     context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True)

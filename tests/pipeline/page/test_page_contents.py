@@ -116,11 +116,7 @@ def test_causes_of_all_sorts_are_one_list_by_time_lost(page: Page) -> None:
     assert set(lost.frame["kind"]) == {"produce"}
     first = lost.frame.drop_duplicates("cause").set_index("cause")
     assert first["lost_ms"].to_dict() == {"replica": 25_830, "timeout": 20_000, "client": 7_000, "partition": 400}
-    assert first.loc[["client", "partition", "replica"], "name"].tolist() == [
-        "batch",
-        "orders-0",
-        "2",
-    ]
+    assert first.loc[["client", "partition", "replica"], "name"].tolist() == ["batch", "orders-0", "2"]
     assert len(waiting.frame) == 3
 
 

@@ -29,8 +29,7 @@ from tests.pipeline.stream.simulated_history import listed
 
 @pytest.mark.parametrize("is_json", [False, True])
 @pytest.mark.parametrize(
-    ("path", "error"),
-    [("missing", FileNotFoundError), ("folder", OSError), ("/proc/self/mem", OSError)],
+    ("path", "error"), [("missing", FileNotFoundError), ("folder", OSError), ("/proc/self/mem", OSError)]
 )
 def test_an_io_error_fails_the_task(tmp_path: Path, path: str, error: type[OSError], *, is_json: bool) -> None:
     """Spark retries it, and commits nothing without the file. /proc/self/mem can be opened, but reading it fails."""

@@ -211,10 +211,7 @@ def test_waits_expire_by_heartbeats_where_nothing_comes(spark: SparkSession, tmp
 
 @pytest.mark.parametrize(
     ("uri", "form", "said"),
-    [
-        ("/tmp/rows", "protobuf", "parquet, json"),
-        ("kafka://broker:9092/topic", "parquet", "protobuf, json"),
-    ],
+    [("/tmp/rows", "protobuf", "parquet, json"), ("kafka://broker:9092/topic", "parquet", "protobuf, json")],
 )
 def test_unsupported_inputs_are_refused(uri: str, form: str, said: str) -> None:
     with pytest.raises(PipelineError, match=said):

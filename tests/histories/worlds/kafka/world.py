@@ -21,13 +21,7 @@ from tests.histories.worlds.kafka.broker_logs import (
     steps_of_logs,
 )
 from tests.histories.worlds.kafka.faults import ALL, Faults, Programs
-from tests.histories.worlds.kafka.judge import (
-    GONE,
-    Answer,
-    Mark,
-    wrong_answers,
-    wrong_lineages,
-)
+from tests.histories.worlds.kafka.judge import GONE, Answer, Mark, wrong_answers, wrong_lineages
 from tests.histories.worlds.kafka.load import (
     LIVE,
     LIVE_TOPICS,
