@@ -154,12 +154,11 @@ def expire(operations: int) -> None:
 
 def translate(operations: int) -> None:
     """The daemon's part of the column path, without a network: decode, engine, encode."""
-    from purgatory.v1 import operation_pb2
-    from purgatory.v1 import purgatory_service_pb2 as wire
-
     from purgatory.service.translate.operations import parts_from_columns
     from purgatory.service.translate.result_slices import slices_of
     from purgatory.service.translate.results import fill_batch
+    from purgatory.v1 import operation_pb2
+    from purgatory.v1 import purgatory_service_pb2 as wire
 
     engine = Engine(EngineLimits(), NOW_MS)
     owner = engine.add_owner()
@@ -212,12 +211,12 @@ def tape(operations: int) -> None:
 
 def client(operations: int) -> None:
     """The client's part: batches are submitted, sent and answered, without a network."""
-    from purgatory.v1 import purgatory_service_pb2 as wire
     from purgatory_client.batches import partition_columns
     from purgatory_client.results import OperationKind
     from purgatory_client.session.session_core import SessionCore
 
     from bench.drivers.messages import echoed
+    from purgatory.v1 import purgatory_service_pb2 as wire
 
     core = SessionCore("bench", 1_000_000)
     core.open_message()

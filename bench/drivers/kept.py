@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 import grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client.session.channel import OPTIONS, open_channel
 from purgatory_client.session.session_driver import Call
 
 from bench.drivers.latency import WARM_UP, percentiles
 from bench.drivers.messages import HOUR_MS, acknowledgement, marks_of, new_topic, opening, produce_batch
 from bench.measure.worker import Numbers, measured, on_uvloop, serve
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 PARTITIONS: Final = 10
 """Number of partitions over which a batch at a steady rate is spread."""

@@ -5,8 +5,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import AsyncClient, errors, events
 from purgatory_client.session.channel import open_channel
 
@@ -20,6 +18,8 @@ from bench.drivers.messages import (
     produce_batch,
 )
 from bench.measure.worker import Numbers, on_uvloop, serve
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 WARM_UP: Final = 50
 POLL_S: Final = 0.000_2

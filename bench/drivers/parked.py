@@ -5,13 +5,13 @@ import uuid
 from typing import Final, cast
 
 import grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client.session.channel import OPTIONS, open_channel
 from purgatory_client.session.session_driver import Call
 
 from bench.drivers.messages import HOUR_MS, acknowledgement, new_topic, opening, produce_batch
 from bench.measure.worker import Numbers, measured, on_uvloop, resident_bytes, serve
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 BATCH: Final = 50_000
 

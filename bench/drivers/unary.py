@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from google.protobuf import json_format
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client.session.channel import open_channel
 
 from bench.drivers.client import Lane, run_lanes
 from bench.drivers.messages import mark_request, new_topic, wait_request
 from bench.measure.worker import Numbers, measured, on_uvloop, serve
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["PurgatoryService"].full_name
 

@@ -5,11 +5,11 @@ from collections import defaultdict
 from typing import Any, Final
 
 import grpc.aio
+
+from bench.peers.grpc_server import serve_until_signal
 from purgatory.v1 import event_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer
-
-from bench.peers.grpc_server import serve_until_signal
 
 # ruff: noqa: N802, ARG002 - methods have the names and arguments of the calls
 

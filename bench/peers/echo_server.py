@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer
 
 from bench.drivers.messages import echoed
 from bench.peers.grpc_server import serve_until_signal
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer
 
 # ruff: noqa: N802, ARG002 - methods have the names and arguments of the calls
 

@@ -8,11 +8,11 @@ import signal
 
 import grpc.aio
 import uvloop
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer, add_PurgatoryServiceServicer_to_server
 
 from purgatory.service.budget import garbage
 from purgatory.service.rpc.grpc_options import server_options
 from purgatory.service.settings import Settings
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer, add_PurgatoryServiceServicer_to_server
 
 __all__ = ["serve_until_signal"]
 

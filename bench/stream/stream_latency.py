@@ -19,7 +19,6 @@ from typing import Final
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from purgatory.v1 import event_pb2, operation_pb2
 from purgatory_pipeline.spark.spark_session import pass_settings, spark_session
 from purgatory_pipeline.stream.endpoints import StreamInput, StreamOutput
 from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
@@ -29,6 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from examples.kafka_cluster import KafkaCluster
 from examples.stream_demo.connector import connector_jars
+from purgatory.v1 import event_pb2, operation_pb2
 
 __all__ = ["main"]
 

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from purgatory.v1 import purgatory_service_pb2
-
 from purgatory_client import batches, waits
 from purgatory_client.argument_checks import checked_type, milliseconds, several
 from purgatory_client.batches import Entry, WaitBatch

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
-
 from purgatory_client.argument_checks import checked_type, int32, int64, several
 from purgatory_client.errors import EventRefused, StaleEpoch
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name

@@ -8,9 +8,9 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 import grpc
 import grpc.aio
+
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-
 from purgatory_client import views
 from purgatory_client.argument_checks import check_keywords, checked_type, int64, milliseconds_of, several
 from purgatory_client.batches import WaitBatch

@@ -10,9 +10,9 @@ from itertools import chain, repeat
 from typing import Any, Final, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
+
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2, source_pb2, webhook_pb2
-
 from purgatory_client.partition_names import format_partition
 from purgatory_client.results import OperationKind, Outcome
 

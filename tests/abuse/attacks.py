@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import grpc
+
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from tests.abuse.http2 import MEGABYTE, Call, Connection, Target, flood, message, until
 from tests.abuse.result import Tally
 from tests.kit.messages import advance_request, produce

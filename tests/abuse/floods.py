@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any, Final
 
 from google.protobuf.message import Message
+
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from tests.abuse.attacks import TOPIC, Attacker, marks, one_wait, waits
 from tests.abuse.http2 import Call, Target
 

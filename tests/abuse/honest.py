@@ -10,8 +10,9 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import grpc
-from purgatory.v1 import purgatory_service_pb2, purgatory_service_pb2_grpc
 from purgatory_client import AsyncClient, Outcome
+
+from purgatory.v1 import purgatory_service_pb2, purgatory_service_pb2_grpc
 
 WAITS_PER_SECOND: Final = 200
 PARTITIONS: Final = 10

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import purgatory_service_pb2_grpc
 
 from purgatory.clock import SystemClock
 from purgatory.engine.engine import Engine
@@ -17,6 +15,8 @@ from purgatory.service.access.access import Access
 from purgatory.service.access.tokens import HEAD, add_token
 from purgatory.service.host import Host
 from purgatory.service.settings import AccessSettings, HostSettings
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.kit.served_host import start_server
 
 ROLES = ("wait", "advance", "observe", "admin")

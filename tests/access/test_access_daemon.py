@@ -8,12 +8,12 @@ from pathlib import Path
 import aiohttp
 import grpc
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 from purgatory.service.access.roles import PERMISSION_DENIED
 from purgatory.service.access.tokens import AccessError, add_token, hash_of
 from purgatory.service.setting_sources import SettingsError
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.access.guarded import POLICY, Caller
 from tests.archive.archive_kit import rows_of
 from tests.kit.daemon import InProcessDaemon, RunDaemon, StartDaemon, access_flags

@@ -14,8 +14,6 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.clock import SystemClock
 from purgatory.engine import codes
@@ -31,6 +29,8 @@ from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import NOBODY, Caller, guarding
 from tests.kit.eventually import eventually
 from tests.kit.messages import advance_request, high_watermark, produce, register_request

@@ -21,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from examples.secure_demo.authority import Authority
 from purgatory.service.access import json_web_tokens
@@ -33,6 +32,7 @@ from purgatory.service.access.json_web_tokens import (
     KeySetError,
 )
 from purgatory.service.access.tokens import BadToken
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, Caller, guarding
 from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import eventually

@@ -9,14 +9,14 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory.v1 import operation_pb2, source_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.access.access_policy import PolicyError, read_policy
 from purgatory.service.access.roles import ROLES, Names
 from purgatory.service.access.tokens import add_token
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.sources import source_links
+from purgatory.v1 import operation_pb2, source_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, Caller, Guarded, guarding
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import advance_request, high_watermark, produce, register_request

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner
 from purgatory.extensions.webhooks.webhooks import WebhooksSettings, _ssl_context
@@ -28,6 +27,7 @@ from purgatory.service.setting_sources import SettingsError, load_settings
 from purgatory.service.settings import HostSettings, SessionSettings, TlsSettings
 from purgatory.service.transport.certificate_files import CannotUseCertificates, read_tls_material
 from purgatory.service.transport.watched_file import read_regular_file
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, guarding
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.programs import policy_command, token_command

@@ -15,8 +15,6 @@ from pathlib import Path
 import grpc
 import pyarrow.parquet as pq
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 from purgatory.extension import own_settings
 from purgatory.extensions.archive import layout, schema
@@ -24,6 +22,8 @@ from purgatory.extensions.archive.extension import WithArchive
 from purgatory.extensions.archive.run_details import RunDetails
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.archive.archive_kit import ArchivedHost, Replay, Row, produces, rows_of, without
 from tests.histories.history import run_history
 from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, daemon_environment, is_running, run_to_end

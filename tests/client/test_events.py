@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import events
 from purgatory_client.errors import InvalidRequest, ProtocolError
 from purgatory_client.events import Event
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.session.event_sender import EventSender, advance_request
 from purgatory_client.wire import sizes
+
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 
 COLUMN_FORM: list[Callable[[], Event]] = [
     lambda: events.log_end_offset("p-1", 5, byte_position=500, segment_base_offset=0, leader_epoch=3),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from purgatory.v1 import operation_pb2
 from purgatory_client import (
     AsyncClient,
     OperationKind,
@@ -30,6 +29,7 @@ from purgatory.service.access.account import Accounts
 from purgatory.service.access.roles import Grants, Names
 from purgatory.service.translate.operations import parts_from_columns
 from purgatory.service.visibility import may_see
+from purgatory.v1 import operation_pb2
 from tests.client.cli.test_commands import purgatory
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import until_pending

@@ -19,9 +19,9 @@ import grpc
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
+
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from tests.kit.proxy import FaultyProxy
 
 DEADLINE_S: Final = 30.0

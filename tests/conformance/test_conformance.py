@@ -8,9 +8,9 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
-
 from tests.conformance import cases
 from tests.conformance.client_process import ClientProcess
 from tests.kit.daemon import StartDaemon

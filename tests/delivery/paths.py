@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 import aiohttp
 import grpc
 from google.protobuf import json_format
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import purgatory_service_pb2_grpc
 from purgatory_client.results import PartitionResult, Result
 from purgatory_client.wire.decode_results import arrived_batch
 
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.http.http_serving import EventReader
 from tests.kit.eventually import PATIENCE_S
 

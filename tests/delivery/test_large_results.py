@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from purgatory.v1 import operation_pb2, source_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import events
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import PartitionResult
@@ -15,6 +13,8 @@ from purgatory import sizes
 from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
 from purgatory.service.settings import LimitsSettings
 from purgatory.service.translate.sources import REASON_LENGTH_MAX
+from purgatory.v1 import operation_pb2, source_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
 from tests.kit.daemon import InProcessDaemon, RunDaemon
 from tests.kit.eventually import eventually

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import events
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Outcome
@@ -24,6 +22,8 @@ from purgatory_client.wire import sizes as client_sizes
 from purgatory_pipeline import sizes as pipeline_sizes
 
 from purgatory import sizes
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
 from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon, StartDaemon
 from tests.kit.eventually import PATIENCE_S, until_pending

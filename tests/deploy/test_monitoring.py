@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import webhook_pb2
 
 from examples.free_ports import free_port
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import webhook_pb2
 from tests.kit.daemon import StartDaemon
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.messages import produce, register_batch

@@ -6,7 +6,6 @@ Also the cache of epochs and the index of byte positions when they are full.
 from typing import Any
 
 import pytest
-from purgatory.v1 import operation_pb2
 
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.calls import Apply, Register
@@ -31,6 +30,7 @@ from purgatory.engine.marks import partition
 from purgatory.engine.marks.event_columns import EVENT_COLUMNS
 from purgatory.engine.marks.positions import ENTRIES_MAX, PositionIndex
 from purgatory.extensions.archive.run_details import LIMIT_NAMES
+from purgatory.v1 import operation_pb2
 from tests.scripts.engine_level import EngineLevel
 
 INT32_MAX = 2**31 - 1

@@ -15,7 +15,6 @@ import pytest
 from google.rpc import code_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.engine.calls import Apply
 from purgatory.engine.engine import Engine
@@ -31,6 +30,7 @@ from purgatory.service.rpc import call_gate, grpc_options
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
 from tests.kit.messages import high_watermark, produce, produce_columns, register_request
 from tests.kit.served_host import DaemonChannel, RecordingListener, refused, serving

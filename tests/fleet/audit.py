@@ -8,11 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from purgatory.v1 import fleet_log_pb2 as pb
-
 from purgatory.journal.sql_schema import COLUMNS
 from purgatory.replicated_log.entry import Entry, Kind
 from purgatory.replicated_log.replicated_log import ReplicatedLog
+from purgatory.v1 import fleet_log_pb2 as pb
 
 KEYS: Final = {"partitions": (1, 2), "keys": (1,), "key_values": (1,), "key_principals": (1,)}
 """Columns that identify a row, in tables whose first column is a number without a meaning."""

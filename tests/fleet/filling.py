@@ -6,9 +6,9 @@ import uuid
 from typing import Final
 
 import grpc
+
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.fleet import Member
 from tests.kit.messages import high_watermark

@@ -6,7 +6,6 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import AsyncClient
 
 from examples.free_ports import free_ports
@@ -14,6 +13,7 @@ from purgatory.extension import chosen
 from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.flags import read_command_line
 from purgatory.service.translate.shards import shard_of
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon
 from tests.kit.eventually import PATIENCE_S
 

@@ -4,11 +4,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from purgatory.v1 import fleet_log_pb2 as pb
 
 from purgatory.replicated_log.entry import FORMAT, TABLES, Entry, Kind, pack_rows, unpacked
 from purgatory.replicated_log.errors import LogLost, LogRefused
 from purgatory.replicated_log.reign import Reign, ReignState
+from purgatory.v1 import fleet_log_pb2 as pb
 from tests.journal.kit import statements_of
 
 ORIGIN = Entry.origin().at(0, 0)

@@ -22,8 +22,6 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 from google.rpc import code_pb2
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import AsyncClient, Outcome, batches, errors, events, waits
 from purgatory_client.results import Result
 from purgatory_client.session import shards as client_shards
@@ -43,6 +41,8 @@ from purgatory.replicated_log.replica import MARK
 from purgatory.service.setting_sources import SettingsError
 from purgatory.service.translate import shards as daemon_shards
 from purgatory.service.translate.shards import VALUE_BYTES_MAX
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.cli.test_commands import program
 from tests.fleet.shard_daemons import client_of, first_answer, refusal_of, session_of, stand_by, start_one, start_shards
 from tests.kit.daemon import RunDaemon, StartDaemon, daemon_environment, is_running, run_to_end

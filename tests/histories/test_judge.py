@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from purgatory.v1 import result_pb2
 
+from purgatory.v1 import result_pb2
 from tests.histories.judge import Broken, Judge, ReportedResult
 from tests.histories.planted import PLANTED, ROOT
 

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import grpc
 from google.rpc import code_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
 from purgatory_client.session.addresses import CHOOSING
 
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
 from tests.engine import plain
 from tests.histories.judge import Judge, Registration, ReportedResult
 from tests.histories.tables import Seen, features_of

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import grpc
+
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
-
 from tests.histories.judge import Broken, Judge
 from tests.histories.tables import Seen
 from tests.histories.wire_caller import KEYS, TOPICS, WireCaller, channel_to, expected_outcome

@@ -22,11 +22,11 @@ from google.protobuf.descriptor_pb2 import MethodOptions
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
-from purgatory.v1 import event_pb2, source_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.rpc import call_gate
 from purgatory.service.rpc.handlers import SERVICE as METHODS
+from purgatory.v1 import event_pb2, source_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import (
     BINARY,
     CODECS,

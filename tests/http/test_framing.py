@@ -11,10 +11,10 @@ from urllib.parse import quote, unquote
 import h11
 import pytest
 from google.protobuf.json_format import ParseDict
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.sources.source_table import StaleIndex, Unseen
 from purgatory.service.transport.linear_h11 import make_h11_linear
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import Answer, RawConnection, chunked, enveloped, request
 from tests.kit.daemon import DaemonProcess
 

@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 import pytest
 from google.protobuf.message import Message
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.http import server_sent_events
 from purgatory.service.http.connect_codecs import json_text
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import Event, EventReader, HttpCaller, serving_http
 from tests.kit.eventually import eventually
 from tests.kit.messages import register_batch, register_request, signal

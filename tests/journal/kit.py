@@ -9,8 +9,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from purgatory.v1 import purgatory_service_pb2 as wire
-
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.saved_operations import SavedOperations
@@ -28,6 +26,7 @@ from purgatory.service.settings import HostSettings
 from purgatory.service.translate.result_slices import ResultSlice
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.histories.plan import KEYS, PARTITIONS
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import produce_run

@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 import pytest
 from prometheus_client import generate_latest
-from purgatory.v1 import purgatory_service_pb2_grpc
 from purgatory_client import AsyncClient
 
 from purgatory.daemon import Daemon
@@ -38,6 +37,7 @@ from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.recovery import OpenJournal
 from purgatory.service.sessions.session import Session
 from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.journal.kit import JournaledHost, clocks_of, keep, new_host, register, statements_of, store_in
 from tests.journal.test_damage import read
 from tests.kit.daemon import StartDaemon

@@ -11,8 +11,6 @@ from typing import Any, Final, Self
 
 import grpc
 import pytest
-from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.clock import Clock, SystemClock
 from purgatory.engine.batches import EventBatch, Receipt, Refusal
@@ -33,6 +31,8 @@ from purgatory.service.rpc.handlers import Method, add_to_server, service_method
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import AccessSettings, HostSettings
 from purgatory.service.translate.events import IncomingEvents
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import high_watermark
 

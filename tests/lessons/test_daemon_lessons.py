@@ -7,7 +7,6 @@ import random
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from purgatory.v1 import purgatory_service_pb2, result_pb2
 from purgatory_client import AsyncClient
 
 from purgatory import sizes
@@ -19,6 +18,7 @@ from purgatory.service.host import Host
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2, result_pb2
 from tests.abuse.result import memory_mb
 from tests.kit.daemon import RunDaemon, StartDaemon
 from tests.kit.eventually import eventually

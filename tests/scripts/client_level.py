@@ -4,10 +4,10 @@ import asyncio
 import re
 from typing import Final
 
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import AsyncClient, Result, at_least, mark, signal, waits
 from purgatory_client.terms import Term
 
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.engine import plain
 from tests.kit.eventually import eventually
 from tests.scripts.language import WAITS, Line, Script, numbers_of

@@ -14,8 +14,6 @@ import grpc
 from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
 
 from purgatory.engine.calls import Call as EngineCall
 from purgatory.engine.calls import Cancel, CancelName, Extend
@@ -32,6 +30,8 @@ from purgatory.service.translate import batch_limits
 from purgatory.service.translate.results import fill_batch
 from purgatory.service.translate.shards import Shards
 from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
 from tests.engine import plain
 from tests.journal.kit import copy_files, keep
 from tests.kit.daemon import DaemonThread

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final
 
 from google.protobuf import text_format
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import Outcome, Result
 from purgatory_client.wire.decode_results import arrived_batch
 
 from purgatory.engine.codes import EVENT_NAMES, KIND_NAMES
 from purgatory.engine.kinds.operation_columns import ITEM, OPERATION_COLUMNS, columns_of
 from purgatory.engine.marks.event_columns import EVENT_COLUMNS
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.engine import plain
 from tests.engine.adapter import FIELDS, event_batch, number_of, operation_batch, value_of
 from tests.scripts.language import name_of

@@ -15,9 +15,9 @@ from typing import Final
 
 import pytest
 from _pytest.mark import ParameterSet
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.draining import drain
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.engine import plain
 from tests.scripts import messages
 from tests.scripts.client_level import ClientLevel, UnaryLevel

@@ -21,8 +21,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
 
 import purgatory
 from purgatory.daemon import Daemon
@@ -36,6 +34,8 @@ from purgatory.journal.directory import Directory
 from purgatory.journal.store import Store
 from purgatory.run_daemon import Stopping
 from purgatory.service.setting_sources import load_settings
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
 from tests.kit.daemon import (
     DaemonProcess,
     DaemonThread,

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import result_pb2
 from purgatory_client.aio import AsyncClient
 
 from purgatory import sizes
@@ -29,6 +27,8 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.sizes import CONTROL_MESSAGES_MAX
 from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import produce, produce_run, signal
 from tests.kit.served_host import Peer, RecordingListener, refused, serving

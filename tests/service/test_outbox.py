@@ -4,7 +4,6 @@ from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 from purgatory_client import results
 
 from purgatory import sizes
@@ -18,6 +17,7 @@ from purgatory.service.sessions.outbox import UNLIMITED, Outbox
 from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.translate.result_slices import ResultSlice, slices_of
 from purgatory.service.translate.results import event_refusals, fill_columns, fill_rows
+from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
 
 def rows_of(slices: list[ResultSlice]) -> list[result_pb2.Result]:

@@ -7,8 +7,6 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory import sizes
 from purgatory.engine.engine import Engine
@@ -21,6 +19,8 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate import batch_limits
 from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.messages import produce, register_batch
 
 BATCH_MAX = 8

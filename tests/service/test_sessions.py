@@ -11,8 +11,6 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import WaitFailed
 
@@ -20,6 +18,8 @@ from purgatory.service.sessions import session_table
 from purgatory.service.sessions.result_stream import Response
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
 from tests.kit.messages import key_signalled, produce, produce_columns, register_request, signal
 from tests.kit.served_host import Peer, ServedHost, refused, serving

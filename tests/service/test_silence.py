@@ -3,8 +3,6 @@
 import asyncio
 
 import pytest
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import batches, waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import InvalidRequest
@@ -17,6 +15,8 @@ from purgatory.engine.batches import Refusal
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sources.source_table import SILENT_MS_MAX, SourceTable
 from purgatory.testing import ManualClock
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import HttpCaller, serving_http
 from tests.kit.messages import key_signalled
 from tests.kit.served_host import Peer, ServedHost, serving

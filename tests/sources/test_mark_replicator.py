@@ -10,12 +10,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from purgatory.v1 import event_pb2 as wire
 from purgatory_client.events import Event
 from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.mark_lineage import MarkLineage
 from purgatory_connectors.publisher.mark_replicator import SETTLE_S, DaemonMark, MarkReplicator
 from purgatory_connectors.publisher.observation import MarkName, Observation
+
+from purgatory.v1 import event_pb2 as wire
 
 STALE_EPOCH = 74
 LAG_MAX_S = SETTLE_S / 2

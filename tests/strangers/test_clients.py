@@ -15,9 +15,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from playwright.sync_api import Page
+
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
-
 from tests.kit.daemon import DaemonProcess
 from tests.kit.messages import advance_request, high_watermark
 from tests.kit.proxy import proxy_thread

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 from prometheus_client import Metric
 from prometheus_client.core import HistogramMetricFamily
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import AsyncClient, events
 from purgatory_client.batches import produce
 from purgatory_client.sources.source_link import SourceState
@@ -32,6 +30,8 @@ from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc import inspection_calls
 from purgatory.service.rpc.inspection_calls import SingleFlight
 from purgatory.service.translate.operations import OperationRun
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
 from tests.kit.messages import produce_columns, signal
 from tests.kit.served_host import ServedHost, serving

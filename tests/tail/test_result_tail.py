@@ -5,8 +5,6 @@ import random
 
 import grpc
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import result_pb2
 
 from purgatory import sizes
 from purgatory.engine import codes
@@ -17,6 +15,8 @@ from purgatory.service.errors import RpcError
 from purgatory.service.listeners import result_tail
 from purgatory.service.listeners.listener import Completed, Listeners
 from purgatory.service.listeners.result_tail import ResultTail, TailSubscriber
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import produce, register_request, signal
 from tests.kit.served_host import refused, serving

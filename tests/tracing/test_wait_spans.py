@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import httpcore
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 from purgatory.extension import StartupError
 from purgatory.extensions import tracing
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.daemon import DaemonThread, ServeDaemon, StartDaemon
 from tests.kit.eventually import wait_until
 from tests.kit.messages import advance_request, high_watermark, produce, register_request

@@ -9,10 +9,10 @@ import aiohttp
 import grpc
 from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 from examples.secure_demo.authority import Authority, Issued
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.eventually import PATIENCE_S
 
 

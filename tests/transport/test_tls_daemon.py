@@ -16,9 +16,6 @@ import grpc
 import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import AsyncClient, Client
 from purgatory_client.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from purgatory_client.session.channel import ChannelSecurity, Token, open_channel
@@ -26,6 +23,9 @@ from purgatory_client.session.channel import ChannelSecurity, Token, open_channe
 from examples.secure_demo.authority import Authority, Issued
 from purgatory.cli.app import SUMMARIES, app, load
 from purgatory.service.access.tokens import add_token
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.daemon import InProcessDaemon, RunDaemon, ServeDaemon, StartDaemon, access_flags
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.transport.callers import certificate_served, client_context, fetched, metric, secure_channel, status_of

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import purgatory_service_pb2_grpc, webhook_pb2
 from standardwebhooks import Webhook
 
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc, webhook_pb2
 from tests.kit import messages
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.messages import advance_request, key_signalled, register_batch

@@ -15,7 +15,6 @@ from unittest import mock
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from purgatory.v1 import result_pb2, webhook_pb2
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, CallbackRules, CallbackTarget
@@ -23,6 +22,7 @@ from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSig
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ALL, WAIT, Grants, Names
 from purgatory.service.rpc.call import Call
+from purgatory.v1 import result_pb2, webhook_pb2
 from tests.kit.served_host import all_methods, serving
 
 

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from purgatory.v1 import webhook_pb2
 
 from purgatory.extensions.webhooks import deliveries
 from purgatory.extensions.webhooks.deliveries import DeadLetters, Deliveries, RetrySchedule
 from purgatory.extensions.webhooks.webhook_poster import DELIVERED, REFUSED, UNREACHABLE, Attempt
 from purgatory.service.fair_queue import next_loop_turn
+from purgatory.v1 import webhook_pb2
 from tests.kit.eventually import eventually
 
 SCHEDULE = RetrySchedule(first_ms=1_000, longest_ms=8_000, give_up_ms=20_000)

@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import webhook_pb2
 
 from examples.secure_demo.authority import Authority
 from purgatory.extension import StartupError
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import webhook_pb2
 from tests.client.cli.test_commands import purgatory
 from tests.client.cli.test_pages import completed
 from tests.kit.daemon import DaemonProcess, DaemonThread, ServeDaemon, StartDaemon

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from purgatory_client.errors import OutboxError, OutboxReason
 
 VERSION: Final = 1

@@ -23,7 +23,6 @@ from typing import Final, TypeVar
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from purgatory_client.argument_checks import checked_type
 from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import InvalidRequest, OutboxError, OutboxReason, PurgatoryClientError

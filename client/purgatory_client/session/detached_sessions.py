@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 import grpc.aio
+
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-
 from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import NotFound, ProtocolError, PurgatoryClientError, SessionTakenOver, Unavailable
 from purgatory_client.results import ResultColumns

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from purgatory.v1 import event_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2 as service
-
 from purgatory_client.argument_checks import checked_type, several, squeeze
 from purgatory_client.errors import ClientClosed, LimitExceeded, ProtocolError, PurgatoryClientError
 from purgatory_client.events import AdvanceReceipt, Event, EventRefusal

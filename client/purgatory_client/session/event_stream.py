@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final, cast
 
 import grpc.aio
-from purgatory.v1 import purgatory_service_pb2 as wire
 
+from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.errors import STATUS_LOST, Unavailable, from_code
 
 REOPENED_MAX: Final = 5

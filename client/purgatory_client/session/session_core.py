@@ -28,7 +28,6 @@ from itertools import chain, islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from purgatory_client.batches import Entry
 from purgatory_client.errors import LimitExceeded, NoAnswer, OperationIdInUse
 from purgatory_client.session.pending_waits import (

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, cast
 import grpc
 import grpc.aio
 from grpc_status import rpc_status
+
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-
 from purgatory_client.batches import Entry
 from purgatory_client.errors import (
     HTTP1,

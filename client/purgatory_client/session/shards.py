@@ -11,9 +11,9 @@ from zlib import crc32
 import grpc.aio
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.event_pb2 import EventRows
-
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError, Unavailable
 from purgatory_client.wire import sizes
 

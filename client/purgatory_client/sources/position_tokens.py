@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from google.protobuf.message import DecodeError
-from purgatory.v1 import source_pb2
 
+from purgatory.v1 import source_pb2
 from purgatory_client import waits
 from purgatory_client.argument_checks import checked_type
 from purgatory_client.errors import InvalidRequest

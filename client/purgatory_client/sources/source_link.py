@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import grpc.aio
+
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-
 from purgatory_client.errors import STATUS_LOST, PurgatoryClientError, Unavailable, from_code
 from purgatory_client.partition_names import PartitionName
 

@@ -9,9 +9,9 @@ from operator import sub
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import Message
+
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-
 from purgatory_client.errors import ProtocolError, PurgatoryClientError, from_code
 from purgatory_client.results import (
     COLUMNS,

@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any, Final
 
 from google.protobuf.message import Message
-from purgatory.v1 import operation_pb2 as wire
 
+from purgatory.v1 import operation_pb2 as wire
 from purgatory_client.argument_checks import squeeze, take
 from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.partition_names import PartitionName

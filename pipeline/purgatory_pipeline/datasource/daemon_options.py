@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client.argument_checks import whole_number
 from purgatory_client.session.addresses import target_of
 from purgatory_client.session.channel import ChannelSecurity, channel_options
 
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_pipeline.errors import PipelineError
 
 SESSION: Final = "session"

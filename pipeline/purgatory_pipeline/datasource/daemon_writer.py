@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import grpc
 import pyarrow as pa
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import LongType, StructType, TimestampNTZType, TimestampType
 
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_pipeline import sizes
 from purgatory_pipeline.datasource.daemon_options import DaemonConnection, DaemonOptions
 from purgatory_pipeline.errors import PipelineError

@@ -8,7 +8,6 @@ from datetime import UTC
 from typing import Any, Final
 
 import pyarrow as pa
-from purgatory.v1 import purgatory_service_pb2 as wire
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -21,6 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from purgatory.engine.codes import KIND_NAMES
+from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_pipeline.datasource.daemon_options import SESSION, DaemonConnection, DaemonOptions
 from purgatory_pipeline.datasource.daemon_writer import DaemonWriter
 from purgatory_pipeline.datasource.result_reader import ResultReader

@@ -11,12 +11,12 @@ from typing import Any, Final, TypedDict
 import grpc
 import numpy as np
 import pyarrow as pa
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import result_pb2
 
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory.engine.completions import FETCHED_COLUMNS, OPTIONAL_COLUMNS, RESULT_COLUMNS
 from purgatory.extensions.archive.schema import RESULT_ITEM
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
 from purgatory_pipeline.datasource.daemon_options import DaemonConnection, DaemonOptions
 from purgatory_pipeline.errors import PipelineError
 

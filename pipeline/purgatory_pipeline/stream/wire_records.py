@@ -16,7 +16,6 @@ from typing import Any, Final
 import pyarrow as pa
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
-from purgatory.v1 import event_pb2, operation_pb2
 
 from purgatory.engine import codes
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
@@ -24,6 +23,7 @@ from purgatory.engine.kinds.operation_columns import ITEM, columns_of
 from purgatory.engine.kinds.operation_columns import OPERATION as OPERATION_LEVEL
 from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
 from purgatory.engine.marks.event_columns import EVENT_COLUMNS
+from purgatory.v1 import event_pb2, operation_pb2
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.stream.stream_rows import ROWS
 

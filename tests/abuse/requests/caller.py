@@ -15,8 +15,8 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from purgatory.v1 import purgatory_service_pb2 as wire
 
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.requests.random_messages import RandomMessages, broken_bytes
 from tests.kit.eventually import PATIENCE_S
 

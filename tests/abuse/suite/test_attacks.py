@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
-from purgatory.v1 import purgatory_service_pb2
 
+from purgatory.v1 import purgatory_service_pb2
 from tests.abuse.arena import Arena, run_attacker
 from tests.abuse.floods import FLOODS, prepare
 from tests.abuse.honest import judge

@@ -15,8 +15,6 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.service.access.account import Accounts
 from purgatory.service.errors import RpcError
@@ -26,6 +24,8 @@ from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import Requests, add_standard_service, is_server_fault
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.settings import LimitsSettings
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.requests.daemon_checks import faults_in
 from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import eventually

@@ -6,10 +6,10 @@ import json
 import grpc
 import pytest
 from click.testing import CliRunner
-from purgatory.v1 import purgatory_service_pb2_grpc
 from purgatory_client import AsyncClient, Outcome, batches, errors
 
 from purgatory.cli.app import app
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import produce, register_request

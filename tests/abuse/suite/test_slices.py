@@ -8,8 +8,6 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar, cast
 
 import pytest
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory import sizes
 from purgatory.engine import codes
@@ -29,6 +27,8 @@ from purgatory.service.translate import results
 from purgatory.service.translate.events import event_parts
 from purgatory.service.translate.operations import registration_parts
 from purgatory.testing import ManualClock
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.messages import advance_request, produce_columns
 from tests.kit.served_host import Peer, ServedHost, serving
 

@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from purgatory_client import AsyncClient, Client, Outcome, Ticket, batches, errors, waits
 from purgatory_client.batches import WaitBatch, partition_columns
 from purgatory_client.errors import LimitExceeded, OutboxReason
@@ -19,6 +18,7 @@ from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.wire.encode_waits import fill_with_entry
 
+from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.outbox.test_outbox_file import limit_pages, outbox_error
 from tests.client.session.test_session import submit
 from tests.client.session.wire_script import many, opened, registered, results, sent

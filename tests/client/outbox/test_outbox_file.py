@@ -19,7 +19,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import Client
 from purgatory_client.errors import OutboxError, OutboxReason
 from purgatory_client.outbox import outbox_file
@@ -32,6 +31,7 @@ from purgatory_client.outbox.outbox_file import (
     ResultsRecord,
 )
 
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.outbox.outbox_killed import Killed
 from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess

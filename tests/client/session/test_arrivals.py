@@ -6,7 +6,6 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory.v1 import operation_pb2, result_pb2
 from purgatory_client import batches, waits
 from purgatory_client.batches import Entry, partition_columns
 from purgatory_client.errors import InvalidRequest, ProtocolError
@@ -15,6 +14,7 @@ from purgatory_client.session.pending_waits import Answer
 from purgatory_client.wire import sizes
 from purgatory_client.wire.decode_results import ResultsArrived
 
+from purgatory.v1 import operation_pb2, result_pb2
 from tests.client.session.wire_script import Response, many, open_core, receipt, results
 
 

@@ -16,8 +16,6 @@ from typing import Any
 import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import AsyncClient, Client, ClosedSession, Outcome, batches, errors, waits
 from purgatory_client.session.addresses import PING_MS, check_address, target_of
 from purgatory_client.session.backoff import Backoff
@@ -26,6 +24,8 @@ from purgatory_client.session.channel import OPTIONS, channel_options, open_chan
 from examples.free_ports import free_port
 from purgatory.cli.exit_codes import Exit
 from purgatory.service.rpc.grpc_options import PING_INTERVAL_MIN_MS
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.client.cli.test_commands import purgatory
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import until_pending

@@ -9,12 +9,12 @@ from typing import cast
 import grpc
 import grpc.aio
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import AsyncClient, errors, events
 from purgatory_client.errors import STATUS_LOST
 from purgatory_client.session.event_stream import REOPENED_MAX, Call, EventStream
 
 from purgatory.service.translate import batch_limits
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.daemon import DaemonProcess, RunDaemon
 from tests.kit.eventually import eventually
 from tests.kit.proxy import FaultyProxy

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import AsyncClient, Client, batches, errors, waits
 from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.results import Result, ResultColumns
@@ -17,6 +16,7 @@ from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
 from purgatory_client.wire import sizes
 
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.session.wire_script import Response, many, open_core, opened, receipt, registered, results, sent
 from tests.kit.daemon import DaemonProcess, RunDaemon
 from tests.kit.eventually import eventually, until_pending

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 from purgatory_client.batches import Entry, WaitBatch, partition_columns
 from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
+
+from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 
 Request = purgatory_service_pb2.SessionRequest
 Response = purgatory_service_pb2.SessionResponse

@@ -18,8 +18,6 @@ from unittest import mock
 
 import grpc.aio
 import uvloop
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import purgatory_service_pb2_grpc
 from purgatory_client import AsyncClient
 from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import ClientClosed, InvalidRequest, LimitExceeded, NotFound, Unavailable
@@ -30,6 +28,8 @@ from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions import session_table
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.service.translate import batch_limits
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.engine import plain
 from tests.histories.daemon_record import UNARY, DaemonRecord, left_in
 from tests.histories.day_actors import ClientActor, Pusher, Request, SimulatedCall, now_ms

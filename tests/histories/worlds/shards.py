@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from unittest import mock
 
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import AsyncClient, Event, Outcome, Result, ResultColumns, events
 from purgatory_client.errors import Unavailable
 from purgatory_client.session import channel, pending_waits, session_core, session_driver
@@ -25,6 +24,7 @@ from purgatory_client.session.shards import Exchange
 
 from examples.free_ports import free_row
 from purgatory.service.access.tokens import add_token
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.engine import plain
 from tests.fleet.shard_daemons import client_of
 from tests.histories.day_actors import batch_of, now_ms

@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from purgatory.v1 import event_pb2
 from purgatory_client import Client, Outcome
 from purgatory_pipeline.datasource.daemon_options import DaemonOptions
 from purgatory_pipeline.datasource.daemon_writer import DaemonWriter
@@ -15,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from purgatory.testing import RunningDaemon
+from purgatory.v1 import event_pb2
 
 Row = dict[str, Any]
 MIDNIGHT = datetime(2026, 11, 25, tzinfo=UTC)

@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from purgatory.v1 import result_pb2
 from purgatory_client import Client, Outcome
 from purgatory_client.batches import produce
 from purgatory_pipeline.datasource import PurgatoryDataSource, session_results
@@ -19,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory.testing import RunningDaemon
+from purgatory.v1 import result_pb2
 from tests.histories.worlds.spark import written_ids
 from tests.kit.daemon import StartDaemon
 from tests.kit.eventually import wait_until

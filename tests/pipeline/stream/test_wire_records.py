@@ -9,7 +9,6 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from purgatory.v1 import event_pb2, operation_pb2
 from purgatory_pipeline.stream.shard import Shard
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION, RecordRows, operation_of
 
@@ -18,6 +17,7 @@ from purgatory.engine.codes import KIND_NAMES, UNKNOWN
 from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
 from purgatory.service.translate.events import events_from_rows
 from purgatory.service.translate.operations import CONDITION_KINDS, run_from_row
+from purgatory.v1 import event_pb2, operation_pb2
 from tests.engine import plain
 from tests.engine.adapter import value_of
 from tests.pipeline.stream.simulated_history import START_MS, DirectEngine, generator_of, outcomes_of

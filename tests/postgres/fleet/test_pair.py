@@ -18,8 +18,6 @@ import grpc
 import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import purgatory_service_pb2_grpc
 from purgatory_client import AsyncClient, errors
 from purgatory_client.unary import shards_of
 
@@ -30,6 +28,8 @@ from purgatory.journal.directory import DATABASE
 from purgatory.replicated_log.entry import TABLES
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.open_log import open_log
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.client.cli.test_commands import purgatory
 from tests.deploy.test_monitoring import FLEET, answer_of, prometheus, queries, until_firing
 from tests.fleet.audit import check_files

@@ -14,8 +14,6 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from purgatory.v1 import event_pb2, operation_pb2, source_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from pydantic import ValidationError
 
 from purgatory.engine import codes
@@ -29,6 +27,8 @@ from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings, SharesSettings
 from purgatory.service.translate.parts import size_of
 from purgatory.testing import ManualClock
+from purgatory.v1 import event_pb2, operation_pb2, source_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
 from tests.kit.messages import high_watermark, produce, produce_columns, register_batch, signal
 from tests.kit.served_host import ServedHost, start_server

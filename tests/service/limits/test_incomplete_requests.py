@@ -7,9 +7,6 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 from google.rpc import code_pb2
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -20,6 +17,9 @@ from purgatory.service.rpc.handlers import add_to_server, service_methods
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import HostSettings
 from purgatory.testing import ManualClock
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.eventually import eventually
 
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
@@ -35,6 +33,8 @@ from purgatory.service.settings import GrpcSettings, HostSettings, LimitsSetting
 from purgatory.service.translate.parts import size_of
 from purgatory.service.translate.result_slices import slices_of
 from purgatory.testing import ManualClock
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
 from tests.kit.messages import register_batch
 from tests.kit.served_host import apply_events

@@ -17,8 +17,6 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.json_format import MessageToJson, ParseDict
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from purgatory.v1 import event_pb2, operation_pb2, result_pb2, source_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 
 from purgatory.engine.codes import HIGH_WATERMARK, KEY_SIGNALLED, LAST_STABLE_OFFSET, PRODUCE
 from purgatory.engine.kinds.operation_columns import OPERATION_COLUMNS
@@ -27,6 +25,8 @@ from purgatory.extensions.archive import schema
 from purgatory.service.access.tokens import add_token
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.translate.events import ROW_ONLY_TYPES
+from purgatory.v1 import event_pb2, operation_pb2, result_pb2, source_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.requests.random_messages import INTEGER_RANGES, in_real_oneof
 from tests.access.guarded import Caller
 from tests.archive.archive_kit import rows_of

@@ -10,8 +10,6 @@ from typing import Any
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
-from purgatory.v1 import operation_pb2, source_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import batches
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import InvalidRequest, Unavailable
@@ -29,6 +27,8 @@ from purgatory_client.waits import produce as produce_wait
 from purgatory.service.draining import drain
 from purgatory.service.metrics.exposition import SourceMetrics
 from purgatory.service.sources import source_table
+from purgatory.v1 import operation_pb2, source_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.cli.test_commands import purgatory
 from tests.journal.kit import copy_files
 from tests.kit.daemon import RunDaemon
