@@ -7,7 +7,10 @@ from datetime import datetime, timedelta
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import SparkSession
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
 
 from purgatory.extensions.archive import schema
 from purgatory_pipeline.archive import intake_account as names
@@ -21,18 +24,20 @@ from purgatory_pipeline.archive.intake_account import (
     loss_findings,
     unmatched_findings,
 )
-from purgatory_pipeline.archive.survey import OTHER_TOPIC, OUTSIDE, SIDES, USED, Selection, Survey, survey_files
-from purgatory_pipeline.archive.unmatched_operations import MARGIN_MS, CandidateReader, UnmatchedCount, find_unmatched
+from purgatory_pipeline.archive.survey import BUCKET, OTHER_TOPIC, OUTSIDE, SIDES, USED, Selection, Survey, survey_files
 from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.spark.spark_session import SMALL_ROWS, unwrapped_errors
-from purgatory_pipeline.spark.tasks import parallelism, results_of
+from purgatory_pipeline.spark.tasks import frame_of, parallelism, queried, results_of
 
 ROWS_PER_TASK: Final = 2_000_000
 SURVEYS_MAX: Final = 64
 """Maximum number of survey tasks. Each sends the driver less than 1 MB."""
 LATE: Final = timedelta(hours=1)
 """Outcomes are searched for up to this long after the operation's timeout."""
-_MARGIN: Final = timedelta(milliseconds=MARGIN_MS)
+_MARGIN: Final = timedelta(minutes=1)
+"""Around a window, as the wall clock may have jumped between an operation's registration and its outcome."""
+
+Spans = dict[str, tuple[datetime | None, datetime | None]]
 
 
 def account(
@@ -47,20 +52,21 @@ def account(
 
     The account covers operations registered in the window; their outcomes may be later than the window.
     """
-    window = Selection.of(since, until, None if topics is None else list(topics))
+    topics = None if topics is None else list(topics)
+    window = Selection.of(since, until, topics)
     runs = read_runs(archive)
-    files = _files_to_read(archive, since, until)
+    spans = _spans_to_read(archive, since, until)
+    files = [file for table, (start, end) in spans.items() for file in archive.files(table, since=start, until=end)]
     with unwrapped_errors():
         survey = _survey(spark, archive.uri, files, window)
-        sides = [file for file in files if file.table in SIDES]
+        archive = replace(archive, doubled=frozenset(survey.doubled))
         differing = survey.differing()
-        unmatched = _unmatched(spark, archive, runs, sides, window, differing)
+        unmatched = _unmatched(spark, archive, runs, spans, window, differing) if differing.any() else []
     findings = [
         *clock_findings(survey.clocks),
         *unmatched_findings(unmatched, runs, archive),
         *loss_findings(runs, archive, survey.earlier),
     ]
-    archive = replace(archive, doubled=frozenset(survey.doubled))
     twice = {
         table: archive.duplicate_rows(spark, table, since=since, until=until, topics=topics) for table in schema.TABLES
     }
@@ -83,24 +89,23 @@ def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> lis
     return chunks
 
 
-def _files_to_read(archive: ArchiveCatalog, since: datetime | None, until: datetime | None) -> list[ArchiveFile]:
-    """Files with rows in the window, or with outcomes of operations registered in it."""
+def _spans_to_read(archive: ArchiveCatalog, since: datetime | None, until: datetime | None) -> Spans:
+    """By table, when rows of the window may be, and of outcomes those of operations registered in it."""
     # Wider than the window: the wall clock may have jumped, and an operation may end long after the window.
     early = None if since is None else since - _MARGIN
-    late = None if until is None else until + _MARGIN
-    registrations = archive.files(schema.REGISTRATIONS, since=early, until=late)
-    last = late
+    last = late = None if until is None else until + _MARGIN
     if until is not None:
-        timeouts = [file.timeout_ms_max for file in registrations]
+        files = archive.files(schema.REGISTRATIONS, since=early, until=late)
+        timeouts = [file.timeout_ms_max for file in files]
         known = [timeout for timeout in timeouts if timeout is not None]
         last = until + timedelta(milliseconds=max(known, default=0)) + LATE if len(known) == len(timeouts) else None
-    return [
-        *registrations,
-        *archive.files(schema.OUTCOMES, since=since, until=last),
-        *archive.files(schema.EVENTS, since=since, until=until),
-        *archive.files(schema.CALLS, since=since, until=until),
-        *archive.files(schema.MARKERS),
-    ]
+    return {
+        schema.REGISTRATIONS: (early, late),
+        schema.OUTCOMES: (since, last),
+        schema.EVENTS: (since, until),
+        schema.CALLS: (since, until),
+        schema.MARKERS: (None, None),
+    }
 
 
 def _survey(spark: SparkSession, uri: str, files: list[ArchiveFile], window: Selection) -> Survey:
@@ -114,30 +119,24 @@ def _unmatched(
     spark: SparkSession,
     archive: ArchiveCatalog,
     runs: Sequence[DaemonRun],
-    files: list[ArchiveFile],
+    spans: Spans,
     window: Selection,
     differing: Flags,
-) -> list[UnmatchedCount]:
-    if not differing.any():
-        return []
-    chunks = chunked(files, parallelism(spark), len(files))
-    reading = CandidateReader(archive.uri, chunks, window, differing)
-    started = {run.run_id: _wall_ms(run.started_at) for run in runs if run.started_at is not None}
-    return find_unmatched(spark, reading, _first_registered_ms(archive), started)
-
-
-def _wall_ms(at: datetime) -> int:
-    return round(at.timestamp() * 1_000)
-
-
-def _first_registered_ms(archive: ArchiveCatalog) -> dict[str, int]:
-    """By run, the instant of the first registration that is still in the archive."""
-    firsts: dict[str, int] = {}
-    for file in archive.files(schema.REGISTRATIONS):
-        if file.first_at is not None:
-            at_ms = _wall_ms(file.first_at)
-            firsts[file.run_id] = min(at_ms, firsts.get(file.run_id, at_ms))
-    return firsts
+) -> list[Row]:
+    """The rows of `unmatched.sql`."""
+    buckets = F.broadcast(frame_of(spark, pa.table({"bucket": np.flatnonzero(differing)})))
+    sides = {
+        table: archive.read(spark, table, since=spans[table][0], until=spans[table][1], topics=window.topics)
+        .withColumn("bucket", F.expr(BUCKET))
+        .join(buckets, "bucket", "left_semi")
+        for table in SIDES
+    }
+    first_at = {file.run_id: file.first_at for file in reversed(archive.files(schema.REGISTRATIONS))}
+    instants = {"first_at": [first_at.get(run.run_id) for run in runs], "started_at": [run.started_at for run in runs]}
+    known = {name: pa.array(values, pa.timestamp("us", "UTC")) for name, values in instants.items()}
+    starts = frame_of(spark, pa.table({"run_id": [run.run_id for run in runs], **known}))
+    bounds = {"since_ms": window.since_ms, "until_ms": window.until_ms, "accepted": schema.ACCEPTED}
+    return queried("archive", "unmatched", **sides, runs=starts, **bounds).collect()
 
 
 def _lines(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from pyspark.sql import Row
 from rich.console import Console
 from rich.table import Table
 
@@ -16,7 +17,6 @@ from purgatory.extensions.archive import schema
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.archive.daemon_runs import OPEN, DaemonRun
 from purgatory_pipeline.archive.survey import SIDES, USED, FileClock
-from purgatory_pipeline.archive.unmatched_operations import NO_OUTCOME, NO_REGISTRATION, UnmatchedCount
 
 TWICE: Final = "duplicates"
 """A reason for setting aside rows of used files, besides OUTSIDE and OTHER_TOPIC."""
@@ -180,9 +180,9 @@ def clock_findings(clocks: Iterable[FileClock]) -> list[IntakeFinding]:
 
 
 def unmatched_findings(
-    unmatched: Sequence[UnmatchedCount], runs: Sequence[DaemonRun], archive: ArchiveCatalog
+    unmatched: Iterable[Row], runs: Sequence[DaemonRun], archive: ArchiveCatalog
 ) -> list[IntakeFinding]:
-    """Operations with only a registration or only an outcome, explained by their run's markers and set-aside files."""
+    """Rows of `unmatched.sql`, explained by their run's markers and set-aside files."""
     by_id = {run.run_id: run for run in runs}
     counts: Counter[str] = Counter()
     whose: defaultdict[str, set[str]] = defaultdict(set)
@@ -235,8 +235,8 @@ def some_runs(run_ids: Iterable[str]) -> str:
     return ", ".join(known[:_SHOWN]) + more
 
 
-def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str:
-    if one.what == NO_OUTCOME:
+def _reason(one: Row, run: DaemonRun, archive: ArchiveCatalog) -> str:
+    if one.what == "no outcome":
         if one.continued and run.has_journal:
             return KEPT
         if archive.lost_files(schema.OUTCOMES, run.run_id):
@@ -248,7 +248,7 @@ def _reason(one: UnmatchedCount, run: DaemonRun, archive: ArchiveCatalog) -> str
                 return OUTCOME_DROPPED
             return KEPT if run.has_journal else OUTCOME_MISSING
         return PENDING if run.state == OPEN else CRASHED
-    if one.what == NO_REGISTRATION:
+    if one.what == "no registration":
         if archive.lost_files(schema.REGISTRATIONS, run.run_id):
             return REGISTRATION_SET_ASIDE
         # Registered before this run began: the registration is in the run that this one continues.

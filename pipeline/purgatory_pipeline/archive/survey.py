@@ -5,20 +5,21 @@ Each task reads the few columns it needs with pyarrow, in the order in which the
 match registrations and outcomes without a shuffle, each side's operations are hashed into BUCKETS, with neighbouring
 operations in the same bucket. Each bucket holds the number of its operations and the sums of both halves of their
 hashes. If the sums of a bucket agree on both sides, its operations are the same, except with a probability of 2**-48.
-Only the other buckets are compared row by row, in `unmatched_operations`.
+Only the other buckets are compared row by row, in `unmatched.sql`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import blake2b
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from purgatory.extensions.archive import schema
 from purgatory_pipeline.archive.catalog import to_utc
@@ -38,36 +39,34 @@ SIDES: Final = (schema.REGISTRATIONS, schema.OUTCOMES)
 _CLOCKS: Final = ("call_number", "time_ms", "at")
 _KEY: Final = ("session_number", "operation_id", "item")
 _BLOCK_BITS: Final = 10
+_SESSION_BUCKETS: Final = 31
+BUCKET: Final = f"(session_number * {_SESSION_BUCKETS} + shiftright(operation_id, {_BLOCK_BITS})) & {BUCKETS - 1}"
+"""An operation's bucket, in Spark's words. Neighbours share one, so a lost range of rows makes only a few differ."""
 _PART_BITS: Final = 24
 _PART: Final = np.uint64((1 << _PART_BITS) - 1)
 """Mask for half of a 48-bit hash. float64 sums of up to 2**29 such halves are exact."""
 
 
+_NEVER_MS: Final = 2**62
+
+
 @dataclass(frozen=True)
 class Selection:
-    """Selects rows with since_ms <= at < until_ms (Unix time) of these topics. None means no restriction."""
+    """Selects rows with since_ms <= at < until_ms (Unix time) of these topics; None: of all."""
 
-    since_ms: int | None = None
-    until_ms: int | None = None
-    topics: frozenset[str] | None = None
+    since_ms: int
+    until_ms: int
+    topics: tuple[str, ...] | None
 
     @classmethod
-    def of(cls, since: datetime | None, until: datetime | None, topics: Sequence[str] | None) -> Selection:
+    def of(cls, since: datetime | None, until: datetime | None, topics: Iterable[str] | None) -> Selection:
         """Makes a selection from a command's arguments; instants without a time zone are UTC."""
         start, end = (None if at is None else round(at.timestamp() * 1_000) for at in (to_utc(since), to_utc(until)))
-        return cls(start, end, None if topics is None else frozenset(topics))
-
-    def widened(self, margin_ms: int) -> Selection:
-        start = None if self.since_ms is None else self.since_ms - margin_ms
-        end = None if self.until_ms is None else self.until_ms + margin_ms
-        return replace(self, since_ms=start, until_ms=end)
+        chosen = None if topics is None else tuple(topics)
+        return cls(-_NEVER_MS if start is None else start, _NEVER_MS if end is None else end, chosen)
 
     def holds(self, at_ms: Integers) -> Flags:
-        held: Flags = np.ones(len(at_ms), bool)
-        if self.since_ms is not None:
-            held &= at_ms >= self.since_ms
-        if self.until_ms is not None:
-            held &= at_ms < self.until_ms
+        held: Flags = (at_ms >= self.since_ms) & (at_ms < self.until_ms)
         return held
 
 
@@ -98,46 +97,18 @@ class Survey:
         return differs
 
 
-@dataclass(frozen=True)
-class Operations:
-    """The operations of one part of a file, with one entry per item of an operation."""
-
-    item: Integers
-    session: Integers
-    operation: Integers
-    call: Integers
-    at_ms: Integers
-    registered_at_ms: Integers
-    registered_ms: Integers
-    """Time of registration on the engine's clock, which continues across restarts with a journal."""
-    inside: Flags
-    """Whether the operation was registered in the window."""
-
-    @property
-    def buckets(self) -> Integers:
-        """The bucket of each operation. Neighbours share a bucket, so a lost range of rows makes only a few buckets
-        differ.
-        """
-        blocks = hash_operations(self.session, self.operation >> _BLOCK_BITS)
-        return (blocks & np.uint64(BUCKETS - 1)).astype(np.int64)
-
-
 def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> Survey:
     keep_freed_memory()
     survey = Survey()
     for file in files:
         clock = FileClock(file.run_id, file.table)
         rows: list[Hashes] = []
-        for part in parts_of(uri, file, columns_of(file.table, window)):
-            _count(survey, file.table, part, window)
+        for part in _parts_of(uri, file, window):
+            survey.rows[file.table, USED] += part.num_rows
+            if file.table != schema.MARKERS:  # the window does not apply to markers
+                _count(survey, file, part, window)
             clock.read(part)
             rows.append(_row_hashes(file.table, part))
-            if file.table in SIDES:
-                operations = operations_of(file, part, window)
-                side = SIDES.index(file.table)
-                survey.sums[side] += _bucket_sums(file.run_id, operations)
-                if side:
-                    survey.earlier += int(np.count_nonzero(_before(operations, window)))
         survey.clocks.append(clock)
         every = np.concatenate(rows) if rows else np.empty(0, np.uint64)
         if len(np.unique(every)) < len(every):
@@ -145,57 +116,40 @@ def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> S
     return survey
 
 
-def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yields a file's row groups. Raises `ArchiveUnusable` if one cannot be read."""
-    place = open_location(uri)
+def _parts_of(uri: str, file: ArchiveFile, window: Selection) -> Iterator[pa.Table]:
+    """Yields the columns needed of a file's row groups. Raises `ArchiveUnusable` if one cannot be read."""
+    own = {schema.REGISTRATIONS: [*_KEY, "refusal_code"], schema.OUTCOMES: [*_KEY, "waited_ms"], schema.EVENTS: ["row"]}
+    topic = [] if window.topics is None or file.table == schema.MARKERS else ["topic"]
     with reading(file.path):
-        words = [name for name in columns if name == "topic"]
-        parquet = open_parquet(place.read(file.path), words)
+        parquet = open_parquet(open_location(uri).read(file.path))
         for group in range(parquet.num_row_groups):
-            yield parquet.read_row_group(group, columns=list(columns), use_threads=False)
+            columns = [*_CLOCKS, *own.get(file.table, []), *topic]
+            yield parquet.read_row_group(group, columns=columns, use_threads=False)
 
 
-def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Operations:
-    """The operations in a part that must match: accepted, of the selected topics, and not ended before the window."""
+def _count(survey: Survey, file: ArchiveFile, part: pa.Table, window: Selection) -> None:
+    """Counts rows that are left out, and sums up the operations that must match: accepted, and registered in the
+    window.
+    """
     at_ms = instants_of(part, "at")
-    item = numbers_of(part, "item")
-    chosen = np.ones(part.num_rows, bool)
-    registered_at_ms = at_ms
-    registered_ms = numbers_of(part, "time_ms")
+    inside, chosen = window.holds(at_ms), np.ones(len(at_ms), bool)
+    if window.topics is not None:  # rows without a topic are used too
+        chosen = pc.is_in(part.column("topic"), pa.array([*window.topics, None], pa.string())).to_numpy()
+    left_out = {OUTSIDE: np.count_nonzero(~inside), OTHER_TOPIC: np.count_nonzero(inside & ~chosen)}
+    for reason, count in left_out.items():
+        survey.rows[file.table, reason] += int(count)
+        survey.rows[file.table, USED] -= int(count)
+    if file.table not in SIDES:
+        return
     if file.table == schema.REGISTRATIONS:
-        chosen &= numbers_of(part, "refusal_code") == schema.ACCEPTED
+        chosen &= inside & (numbers_of(part, "refusal_code") == schema.ACCEPTED)
     else:
         registered_at_ms = at_ms - numbers_of(part, "waited_ms")
-        registered_ms = registered_ms - numbers_of(part, "waited_ms")
-        if window.since_ms is not None:
-            chosen &= at_ms >= window.since_ms
-    if window.topics is not None:
-        chosen &= _has_topic(part, window.topics)
-    session, operation = numbers_of(part, "session_number")[chosen], numbers_of(part, "operation_id")[chosen]
-    registered_at_ms = registered_at_ms[chosen]
-    calls = numbers_of(part, "call_number")[chosen]
-    inside = window.holds(registered_at_ms)
-    return Operations(
-        item[chosen], session, operation, calls, at_ms[chosen], registered_at_ms, registered_ms[chosen], inside
-    )
-
-
-def columns_of(table: str, window: Selection) -> list[str]:
-    own = {schema.REGISTRATIONS: [*_KEY, "refusal_code"], schema.OUTCOMES: [*_KEY, "waited_ms"]}.get(table, [])
-    own += ["row"] if table == schema.EVENTS else []
-    topic = ["topic"] if window.topics is not None and "topic" in schema.SCHEMAS[table].names else []
-    return [*_CLOCKS, *own, *topic]
-
-
-def _count(survey: Survey, table: str, part: pa.Table, window: Selection) -> None:
-    if table == schema.MARKERS:  # the window does not apply to markers
-        survey.rows[table, USED] += part.num_rows
-        return
-    inside = window.holds(instants_of(part, "at"))
-    wanted = inside if window.topics is None else inside & _has_topic(part, window.topics)
-    survey.rows[table, USED] += int(np.count_nonzero(wanted))
-    survey.rows[table, OUTSIDE] += int(np.count_nonzero(~inside))
-    survey.rows[table, OTHER_TOPIC] += int(np.count_nonzero(inside & ~wanted))
+        earlier = chosen & inside & (registered_at_ms < window.since_ms) & (numbers_of(part, "item") == 0)
+        survey.earlier += int(np.count_nonzero(earlier))
+        chosen &= window.holds(registered_at_ms) & (at_ms >= window.since_ms)
+    keys = (numbers_of(part, name)[chosen] for name in _KEY)
+    survey.sums[SIDES.index(file.table)] += _bucket_sums(file.run_id, *keys)
 
 
 def _row_hashes(table: str, part: pa.Table) -> Hashes:
@@ -209,35 +163,14 @@ def _row_hashes(table: str, part: pa.Table) -> Hashes:
     return mix(hashes ^ hash_operations(calls, numbers_of(part, "item")))
 
 
-def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:
-    """Rows of these topics, and rows without a topic."""
-    wanted = np.zeros(part.num_rows, bool)
-    start = 0
-    for chunk in part.column("topic").chunks:
-        words = np.array([word in topics for word in chunk.dictionary.to_pylist()] + [True])
-        places = chunk.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)
-        wanted[start : start + len(chunk)] = words[places]
-        start += len(chunk)
-    return wanted
-
-
-def _bucket_sums(run_id: str, operations: Operations) -> Integers:
-    """For the items registered in the window, by bucket: their number and the sums of both hash halves."""
+def _bucket_sums(run_id: str, session: Integers, operation: Integers, item: Integers) -> Integers:
+    """Of items, by bucket: their number and the sums of both halves of their hashes."""
     seed = int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest(), "little")
-    hashes = hash_operations(operations.session, operations.operation, seed)
-    items = mix(hashes + operations.item.astype(np.uint64))[operations.inside]
-    buckets = operations.buckets[operations.inside]
-    parts = items & _PART, (items >> np.uint64(_PART_BITS)) & _PART
+    hashes = mix(hash_operations(session, operation, seed) + item.astype(np.uint64))
+    buckets = (session * _SESSION_BUCKETS + (operation >> _BLOCK_BITS)) & (BUCKETS - 1)
+    parts = hashes & _PART, (hashes >> np.uint64(_PART_BITS)) & _PART
     sums = [np.bincount(buckets, weights=part.astype(np.float64), minlength=BUCKETS) for part in parts]
     return np.stack([np.bincount(buckets, minlength=BUCKETS), *sums]).astype(np.int64)
-
-
-def _before(operations: Operations, window: Selection) -> Flags:
-    """A mask of first items that ended in the window and were registered before it."""
-    if window.since_ms is None:
-        return np.zeros(len(operations.at_ms), bool)
-    earlier: Flags = (operations.item == 0) & (operations.registered_at_ms < window.since_ms)
-    return earlier & window.holds(operations.at_ms)
 
 
 @dataclass

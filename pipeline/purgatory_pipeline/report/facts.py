@@ -9,7 +9,7 @@ slot differ: usually in the last minutes of a run, or around a loss.
 """
 
 from dataclasses import dataclass
-from importlib import resources
+from functools import partial
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from purgatory.engine import codes
 from purgatory.extensions.archive.schema import ACCEPTED
+from purgatory_pipeline.spark import tasks
 
 # Fates other than outcomes; the queries have "registered" and "refused" too.
 UNFINISHED: Final = "unfinished"
@@ -42,14 +43,7 @@ WALL_STEP_MAX_MS: Final = 600_000
 """The largest wall clock adjustment during a wait that is still recognised."""
 
 
-def queried(name: str, **inputs: DataFrame | int | str) -> DataFrame:
-    """The rows of the query NAME.sql of this package. It names its inputs in braces: frames, numbers and texts."""
-    text = resources.files(__package__).joinpath(f"{name}.sql").read_text("utf-8")
-    frames = (value for value in inputs.values() if isinstance(value, DataFrame))
-    found = next(frames).sparkSession.sql(text, None, **inputs)
-    # Spark Connect names checkpoints by their ids, and drops each with the last Python frame that is made of it.
-    vars(getattr(found, "_plan", found))["inputs"] = inputs
-    return found
+queried: Final = partial(tasks.queried, "report")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from importlib import resources
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -56,3 +57,13 @@ def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
     if table.num_rows:
         return spark.createDataFrame(table.combine_chunks())
     return spark.createDataFrame([], from_arrow_schema(table.schema))
+
+
+def queried(folder: str, name: str, **inputs: DataFrame | int | str) -> DataFrame:
+    """The rows of the query NAME.sql of a folder of ours. It names its inputs in braces: frames, numbers and texts."""
+    text = resources.files("purgatory_pipeline").joinpath(folder, f"{name}.sql").read_text("utf-8")
+    frames = (value for value in inputs.values() if isinstance(value, DataFrame))
+    found = next(frames).sparkSession.sql(text, None, **inputs)
+    # Spark Connect names checkpoints by their ids, and drops each with the last Python frame that is made of it.
+    vars(getattr(found, "_plan", found))["inputs"] = inputs
+    return found

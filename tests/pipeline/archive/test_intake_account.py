@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from purgatory_pipeline.archive import accounting, survey, unmatched_operations
+from purgatory_pipeline.archive import accounting, survey
 from purgatory_pipeline.archive import intake_account as names
 from purgatory_pipeline.archive.accounting import account
 from purgatory_pipeline.archive.catalog import find_archive, spark_schema
@@ -104,8 +104,7 @@ def test_operations_without_both_ends_are_counted_by_reason(
     """The runs have the same sessions and operations, and both ends may be in files far apart. Executors find as much
     as the driver, which reads few rows.
     """
-    for module in (accounting, unmatched_operations):
-        monkeypatch.setattr(module, "SMALL_ROWS", small_rows)
+    monkeypatch.setattr(accounting, "SMALL_ROWS", small_rows)
     expected: Counter[str] = Counter()
     for number, (change, findings) in enumerate(CHANGES):
         history = small_history(f"run-{number}", operations=40)
