@@ -3,6 +3,7 @@
 Exit codes: 0 done; 1 Spark failed; 2 the command line or the input is invalid; 130 interrupted.
 """
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -153,6 +154,21 @@ def stream(
             print_progress(query)
         finally:
             query.stop()
+
+
+@app.command()
+@click.argument("checkpoint", metavar="CHECKPOINT", help="Folder or URI of the stream's checkpoint.")
+@click.option("--topic-prefix", metavar="TEXT", default="", help="Only on topics or keys that start with this.")
+@click.option("--limit", type=Whole(min=1), default=20, help="Maximum number of operations to list.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each operation.")
+def pending(checkpoint: str, topic_prefix: str, limit: int, as_json: bool) -> None:
+    """Lists what is pending in a stream, the longest waits first, by the time of the stream. Starts no Spark."""
+    from purgatory_pipeline.datasource.pending_reader import longest_waiting, pending_line
+
+    oldest, summary = longest_waiting(checkpoint, topic_prefix, limit)
+    for row in oldest:
+        click.echo(json.dumps(row, default=str) if as_json else pending_line(row))
+    click.echo(summary, err=as_json)
 
 
 for _command in app.commands.values():

@@ -28,6 +28,7 @@ class DaemonOptions:
         sessions: `session`: the sessions to read, separated by commas. Each is read by its own task.
         rows_max: `maxRows`: most results of each session in one micro-batch.
         topic_prefix: `topicPrefix`: only pending operations with a topic or key that starts with this.
+        checkpoint: `checkpoint`: read what is pending in the stream with this checkpoint, not in the daemon.
         security: `tls` (true or false); `tlsCa`, `tlsCertificate`, `tlsKey`: paths of PEM files; `tokenFile`: path of a
             file with the token.
     """
@@ -36,6 +37,7 @@ class DaemonOptions:
     sessions: tuple[str, ...]
     rows_max: int
     topic_prefix: str
+    checkpoint: str
     security: ChannelSecurity
 
     @staticmethod
@@ -50,6 +52,7 @@ class DaemonOptions:
             tuple(name.strip() for name in options.get(SESSION, "").split(",") if name.strip()),
             rows_max,
             options.get("topicPrefix", ""),
+            options.get("checkpoint", ""),
             ChannelSecurity(
                 options.get("tls", "").lower() == "true",
                 options.get("tlsCa"),

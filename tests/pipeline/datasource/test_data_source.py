@@ -8,13 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from purgatory_client import Client, Outcome
-from purgatory_client.batches import produce
+from purgatory_client.batches import produce, signal
 from purgatory_pipeline.datasource import PurgatoryDataSource, session_results
 from purgatory_pipeline.datasource.daemon_options import DaemonOptions
+from purgatory_pipeline.datasource.pending_reader import FilteringReader
 from purgatory_pipeline.datasource.session_results import BEGINNING, SessionOffset, SessionResults, rows_of
 from purgatory_pipeline.errors import PipelineError
 from pyspark.errors import PySparkException, StreamingQueryException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import EqualTo, GreaterThan
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory.testing import RunningDaemon
@@ -255,6 +257,40 @@ def test_an_overwriting_mode_is_refused(with_format: SparkSession) -> None:
     frame = with_format.createDataFrame([("s", "produce")], "session_id string, kind string")
     with pytest.raises(PySparkException, match="a daemon is never overwritten"):
         frame.write.format("purgatory").mode("overwrite").save()
+
+
+@pytest.mark.parametrize(
+    ("condition", "pushed", "received", "ids"),
+    [
+        ("kind = 'signal'", {"kind": "signal"}, [11], [11]),
+        ("kind = 'nonsense'", {"kind": "nonsense"}, [], []),
+        ("session = 'nobody'", {"session": "nobody"}, [], []),
+        ("session = 'nobody' AND principal = ''", {"session": "nobody", "principal": ""}, [], []),
+        ("session = 's' AND principal = ''", {"session": "s", "principal": ""}, [1, 2, 3], [1, 2, 3]),
+        ("session = 's' AND operation_id >= 3", {"session": "s"}, [1, 2, 3], [3]),
+    ],
+)
+def test_rows_that_a_condition_excludes_do_not_reach_spark(
+    with_format: SparkSession,
+    daemon: RunningDaemon,
+    condition: str,
+    pushed: dict[str, str],
+    received: list[int],
+    ids: list[int],
+) -> None:
+    daemon.client.register("s", 1, produce([("t", 0)], offsets=[5, 6, 7]))
+    daemon.client.register("r", 11, signal(["k"]))
+    reader = FilteringReader(DaemonOptions.of({"address": daemon.address}))
+    filters = [*(EqualTo((name,), value) for name, value in pushed.items()), GreaterThan(("operation_id",), 0)]
+    assert reader.pushFilters(filters) == filters, "Spark compares again"
+    [part] = reader.partitions()
+    assert sorted(id_ for rows in reader.read(part) for id_ in rows.column("operation_id").to_pylist()) == received
+    with_format.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        table = with_format.read.format("purgatory").option("address", daemon.address).option("pushFilters", "true")
+        assert sorted(row["operation_id"] for row in table.load().where(condition).collect()) == ids
+    finally:
+        with_format.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 def test_a_message_of_the_wire_becomes_rows() -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline.cli import main
+from purgatory_pipeline.datasource import PurgatoryDataSource
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.spark.spark_session import own_session
 from purgatory_pipeline.stream.endpoints import StreamInput, StreamOutput
@@ -21,6 +22,7 @@ from purgatory_pipeline.stream.shard_task import write_part
 from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import QueryStartedEvent, StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -83,7 +85,7 @@ def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp
         os.utime(path, (OLD_S, OLD_S))
     query = run(spark, folders)
     first = len(folders.outcomes())
-    assert_pending(folders, history, query)
+    assert_pending(spark, folders, history, query)
     (folders.registrations / "damaged.parquet").write_bytes(b"PAR1 and nothing else")
     for part in parts[2:]:
         folders.write(part)
@@ -98,8 +100,12 @@ def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp
     assert (len(quarantine), folders.rows("late").num_rows) == (history.refused_events + 1, 0)
 
 
-def assert_pending(folders: StreamFolders, history: SimulatedHistory, query: StreamingQuery) -> None:
-    """The figures of the last micro-batch are of what was registered by then and has an outcome later."""
+def assert_pending(
+    spark: SparkSession, folders: StreamFolders, history: SimulatedHistory, query: StreamingQuery
+) -> None:
+    """The figures of the last micro-batch, and the rows of its checkpoint, are of what was registered by then and has
+    an outcome later.
+    """
     assert query.lastProgress is not None
     observed = query.lastProgress.observedMetrics
     figures, horizon_ms = observed["purgatory"], observed["marks"]["horizon"]
@@ -107,6 +113,15 @@ def assert_pending(folders: StreamFolders, history: SimulatedHistory, query: Str
     waiting = {outcome[:3] for outcome in history.outcomes if outcome[2] < horizon_ms} - ended
     oldest_ms = horizon_ms - 1 - min(registered_ms for *_, registered_ms in waiting)
     assert (figures["pending"], figures["oldest_wait_ms"]) == (len(waiting), oldest_ms)
+    spark.dataSource.register(PurgatoryDataSource)
+    frame = spark.read.format("purgatory").option("checkpoint", str(folders.results / "_checkpoint")).load()
+    rows = frame.withColumn("registered_ms", F.unix_millis("registered_at")).collect()
+    assert {(row["session"], row["operation_id"], row["registered_ms"]) for row in rows} == waiting
+    assert {row["registered_ms"] + row["waited_ms"] for row in rows} == {horizon_ms - 1}
+    deadlines = {outcome[:3]: outcome[2] + outcome[5] for outcome in history.outcomes if outcome[4] == "expired"}
+    for row in rows:
+        key = row["session"], row["operation_id"], row["registered_ms"]
+        assert deadlines.get(key) in (None, horizon_ms - 1 + row["remaining_ms"])
 
 
 def test_lines_of_json_with_bad_ones_among_them(spark: SparkSession, tmp_path: Path) -> None:

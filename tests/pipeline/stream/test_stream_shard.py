@@ -1,11 +1,14 @@
 """One shard of a stream, without Spark: its outcomes, its state, and the rows that it sets aside."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from purgatory_pipeline.cli import main
 from purgatory_pipeline.engine_rows.integers import Integers
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.stream import shard_state
@@ -83,6 +86,31 @@ def test_a_shard_cut_short_is_refused(kept: int) -> None:
     assert len(octets) > kept
     with pytest.raises(PipelineError, match="corrupt or truncated"):
         shard_state.from_bytes(octets[:kept], 0)
+
+
+def test_pending_waits_are_listed_without_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The longest first, of the state before the next micro-batch; names cannot write to the terminal."""
+    layout = shard_state.write_layout(str(tmp_path), 2)
+    assert main(["pending", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "0 pending before micro-batch 0 in 2 shards\n"
+    for number, rows in enumerate(
+        ([produce(5, 1, 1_050), mark(6, 1_042)], [produce(3, 2, 7, topic="a\x1b[2J"), mark(9, 5)])
+    ):
+        shard = layout.load(number, 0, 0)
+        play(shard, *rows)
+        layout.save(shard, 1)
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").write_text("v1")
+    assert main(["pending", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.replace("\u00a0", " ").splitlines() == [
+        "a/2  produce, waited 6 ms, 994 ms left: a\\u001b[2J-0 -1 of 7",
+        "a/1  produce, waited 1 ms, 999 ms left: t-0 1,042 of 1,050",
+        "2 pending before micro-batch 1 in 2 shards",
+    ]
+    assert main(["pending", str(tmp_path), "--topic-prefix", "t", "--json"]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["items"][0]["required_offset"] == 1_050
+    assert main(["pending", str(tmp_path / "elsewhere")]) == 2
 
 
 @pytest.mark.parametrize("row", [produce(5, 1, 5, kind=99), produce(5, 0, 5), mark(5, 5, type=99)])
