@@ -4,8 +4,9 @@ Chunks arrive in the order of their first calls. So when a chunk begins with cal
 arrived, and memory is bounded by the chunks that overlap.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,8 @@ from purgatory_pipeline.engine_rows.arrow_chunks import NUMBERS
 from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.engine_rows.row_chunk import RowChunk, in_order, join
 
+NEVER: Final = 2**62
+"""After all calls."""
 ROWS_MIN: Final = 150_000
 """A window is closed at this many rows, which then share its fixed cost."""
 
@@ -43,77 +46,56 @@ def windows(
 
     `first_ms` is when the run began. `repeated`: some rows may be duplicated.
     """
-    merger = _Merger(first_ms, repeated)
-    for chunk in chunks:
-        if merger.rows >= max(rows_min, 2 * merger.rows_left) and (window := merger.cut(chunk.first_call)) is not None:
-            yield window
-        merger.add(chunk)
-    if (window := merger.cut(None)) is not None:
-        yield window
+    held: dict[str, list[RowChunk]] = {}
+    rows = rows_left = before = 0
+    for chunk in chain(chunks, [None]):
+        # Each cut copies all rows that remain, so the next one comes only at twice their number.
+        if chunk is None or rows >= max(rows_min, 2 * rows_left):
+            before = NEVER if chunk is None else chunk.first_call
+            taken = _cut(held, before)
+            rows = rows_left = sum(len(part) for parts in held.values() for part in parts)
+            if taken:
+                once = {table: without_repeated(part) if repeated else part for table, part in taken.items()}
+                dropped = sum(map(len, taken.values())) - sum(map(len, once.values()))
+                first_ms, falls = _straighten(list(once.values()), first_ms)
+                yield CallWindow(once, first_ms, falls, dropped)
+        if chunk is not None:
+            assert chunk.first_call >= before, f"call {chunk.first_call} comes after those before {before}"
+            rows += len(chunk)
+            held.setdefault(chunk.table, []).append(chunk)
 
 
-class _Merger:
-    """Rows held between two windows."""
+def _cut(held: dict[str, list[RowChunk]], before_call: int) -> dict[str, RowChunk]:
+    """Takes out all rows of calls before a call. A chunk may extend beyond it: the rest stays for the next window, with
+    the names it still needs.
+    """
+    taken: dict[str, RowChunk] = {}
+    for table, parts in list(held.items()):
+        whole = in_order(join(parts))
+        stop = int(np.searchsorted(whole.columns["call"], before_call))
+        if stop:
+            taken[table] = whole.slice(0, stop)
+        if stop < len(whole):
+            held[table] = [whole.slice(stop, len(whole)).with_names_used()]
+        else:
+            del held[table]
+    return taken
 
-    def __init__(self, first_ms: int, repeated: bool) -> None:
-        self.rows = 0
-        self.rows_left = 0
-        """Rows that remained after the last cut. The next window is closed only at twice this number, because each cut
-        copies all remaining rows.
-        """
-        self._held: dict[str, list[RowChunk]] = {}
-        self._now_ms = first_ms
-        self._before = 0
-        """The call before which everything has been taken out."""
-        self._repeated: Final = repeated
 
-    def add(self, chunk: RowChunk) -> None:
-        assert chunk.first_call >= self._before, f"call {chunk.first_call} comes after those before {self._before}"
-        self.rows += len(chunk)
-        self._held.setdefault(chunk.table, []).append(chunk)
-
-    def cut(self, before_call: int | None) -> CallWindow | None:
-        """Takes out all rows of calls before a call (None: all). Returns None if there are none."""
-        self._before = self._before if before_call is None else before_call
-        taken: dict[str, RowChunk] = {}
-        repeated = 0
-        # A chunk may extend beyond `before_call`; the rest stays for the next window, with the names it still needs.
-        for table, held in list(self._held.items()):
-            whole = in_order(join(held))
-            stop = len(whole) if before_call is None else int(np.searchsorted(whole.columns["call"], before_call))
-            if stop:
-                taken[table] = whole.slice(0, stop)
-                if self._repeated:
-                    taken[table] = without_repeated(taken[table])
-                    repeated += stop - len(taken[table])
-            if stop < len(whole):
-                self._held[table] = [whole.slice(stop, len(whole)).with_names_used()]
-            else:
-                del self._held[table]
-        self.rows = self.rows_left = sum(len(chunk) for held in self._held.values() for chunk in held)
-        if not taken:
-            return None
-        last_ms, falls = self._straighten(taken)
-        return CallWindow(taken, last_ms, falls, repeated)
-
-    def _straighten(self, taken: dict[str, RowChunk]) -> tuple[int, int]:
-        """Makes times non-decreasing over all tables; returns the last instant and the number of changed rows."""
-        chunks = list(taken.values())
-        times = np.concatenate([chunk.columns["time"] for chunk in chunks])
-        calls = np.concatenate([chunk.columns["call"] for chunk in chunks])
-        order = np.argsort(calls, kind="stable")
-        in_order_of_calls = times[order]
-        # The engine asserts that its clock never goes back, and the order of calls must hold, so times are raised.
-        highest = np.maximum(np.maximum.accumulate(in_order_of_calls), self._now_ms)
-        falls = int(np.count_nonzero(highest != in_order_of_calls))
-        self._now_ms = int(highest[-1])
-        if falls:
-            times[order] = highest
-            start = 0
-            for chunk in chunks:
-                chunk.columns = {**chunk.columns, "time": times[start : start + len(chunk)]}
-                start += len(chunk)
-        return self._now_ms, falls
+def _straighten(chunks: Sequence[RowChunk], now_ms: int) -> tuple[int, int]:
+    """Makes times non-decreasing over all tables; returns the last instant and the number of changed rows."""
+    times = np.concatenate([chunk.columns["time"] for chunk in chunks])
+    order = np.argsort(np.concatenate([chunk.columns["call"] for chunk in chunks]), kind="stable")
+    in_order_of_calls = times[order]
+    # The engine asserts that its clock never goes back, and the order of calls must hold, so times are raised.
+    highest = np.maximum(np.maximum.accumulate(in_order_of_calls), now_ms)
+    falls = int(np.count_nonzero(highest != in_order_of_calls))
+    if falls:
+        times[order] = highest
+        stops = np.cumsum([len(chunk) for chunk in chunks])
+        for chunk, own in zip(chunks, np.split(times, stops[:-1]), strict=True):
+            chunk.columns = {**chunk.columns, "time": own}
+    return int(highest[-1]), falls
 
 
 def without_repeated(chunk: RowChunk) -> RowChunk:

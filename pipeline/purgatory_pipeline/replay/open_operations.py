@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,7 +32,7 @@ def match_outcomes(chunk: RowChunk, operations: OpenOperations, counts: Counter[
     counts[OUTCOMES_READ] += len(whole) + whole.incomplete
     counts[INCOMPLETE_OUTCOMES] += whole.incomplete
     rows = operations.rows_of_operations(
-        whole.first("session"), whole.first("operation"), among=operations.recorded.outcome == PENDING
+        whole.first("session"), whole.first("operation"), among=operations.recorded["outcome"] == PENDING
     )
     found = rows >= 0
     distinct, first = np.unique(rows[found], return_index=True)
@@ -47,10 +47,10 @@ def match_outcomes(chunk: RowChunk, operations: OpenOperations, counts: Counter[
     )
     answers = [whole.chunk.column(name) for name in ("error_code", "reached_offset")]
     recorded = operations.recorded
-    recorded.call[rows] = call
-    recorded.outcome[rows] = outcome
-    recorded.waited_ms[rows] = waited_ms
-    recorded.answer[rows] = hash_answers([outcome, waited_ms, lateness_ms], answers, whole.counts)
+    recorded["call"][rows] = call
+    recorded["outcome"][rows] = outcome
+    recorded["waited_ms"][rows] = waited_ms
+    recorded["answer"][rows] = hash_answers([outcome, waited_ms, lateness_ms], answers, whole.counts)
     # An operation that expired after 0 ms had a timeout of 0: its registration alone expires it, without the reaper.
     expired = ((outcome == EXPIRED) & (waited_ms > 0)) | _missed_heartbeats(whole)
     turns, first, expirations = np.unique(call[expired], return_index=True, return_counts=True)
@@ -73,28 +73,18 @@ _FACTORS: Final = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E
 """Odd, and otherwise arbitrary."""
 
 
-@dataclass
-class Outcomes:
-    """How each open operation has ended on one side: as recorded, or in the replay of one policy."""
+Outcomes = npt.NDArray[Any]
+"""How each open operation has ended on one side: as recorded, or in the replay of one policy."""
 
-    outcome: Column
-    waited_ms: Column
-    answer: Hashes
-    """See `hash_answers`. Only the recorded side and replays of the unchanged policy have it."""
-    call: Column
-    """The recorded call that ended it; 0 in a replay."""
-
-    @classmethod
-    def pending(cls, rows: int) -> Outcomes:
-        return cls(
-            np.zeros(rows, np.int8), np.zeros(rows, np.int64), np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
-        )
-
-    def followed_by(self, other: Outcomes) -> Outcomes:
-        return Outcomes(*(np.concatenate([getattr(self, one.name), getattr(other, one.name)]) for one in fields(self)))
-
-    def take(self, rows: Integers) -> Outcomes:
-        return Outcomes(*(getattr(self, one.name).take(rows) for one in fields(self)))
+_OUTCOME: Final = np.dtype(
+    [
+        ("outcome", np.int8),
+        ("waited_ms", np.int64),
+        ("answer", np.uint64),  # see `hash_answers`; only the recorded side and replays of the unchanged policy have it
+        ("call", np.int64),  # the recorded call that ended it; 0 in a replay
+    ],
+    align=True,
+)
 
 
 class OpenOperations:
@@ -111,10 +101,10 @@ class OpenOperations:
     @classmethod
     def none(cls, policies: int) -> OpenOperations:
         columns = {name: np.empty(0, np.int64) for name in OWN}
-        return cls(columns, Outcomes.pending(0), [Outcomes.pending(0) for _ in range(policies)])
+        return cls(columns, _pending(0), [_pending(0) for _ in range(policies)])
 
     def __len__(self) -> int:
-        return len(self.recorded.outcome)
+        return len(self.recorded["outcome"])
 
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
@@ -123,9 +113,10 @@ class OpenOperations:
         self._old = len(self)
         for name in OWN:
             self.columns[name] = np.concatenate([self.columns[name], getattr(arrivals, name)])
-        pending = Outcomes.pending(arrivals.rows)
-        self.recorded = self.recorded.followed_by(pending)
-        self.replayed = [outcomes.followed_by(pending) for outcomes in self.replayed]
+        pending = _pending(arrivals.rows)
+        self.recorded, *self.replayed = (
+            np.concatenate([outcomes, pending]) for outcomes in (self.recorded, *self.replayed)
+        )
 
     def rows_of_ids(self, ids: Column) -> Column:
         """The rows of ids, all of which must be open."""
@@ -148,14 +139,18 @@ class OpenOperations:
         return np.append(rows, -1)[found]
 
     def is_done(self) -> Flags:
-        done: Flags = self.recorded.outcome != PENDING
+        done: Flags = self.recorded["outcome"] != PENDING
         for outcomes in self.replayed:
-            done = done & (outcomes.outcome != PENDING)
+            done = done & (outcomes["outcome"] != PENDING)
         return done
 
     def take(self, rows: Integers) -> OpenOperations:
         columns = {name: values.take(rows) for name, values in self.columns.items()}
-        return OpenOperations(columns, self.recorded.take(rows), [outcomes.take(rows) for outcomes in self.replayed])
+        return OpenOperations(columns, self.recorded[rows], [outcomes[rows] for outcomes in self.replayed])
+
+
+def _pending(rows: int) -> Outcomes:
+    return np.zeros(rows, _OUTCOME)
 
 
 def find(sessions: Integers, operations: Integers, among_sessions: Integers, among_operations: Integers) -> Integers:

@@ -90,7 +90,7 @@ class OtherCalls:
                 found.add_ids(call, time, codes.FAIL_STALE, ids)
                 found.stale.update(dict.fromkeys(ids.tolist(), self._stale_names[call]))
             elif recorded:
-                own_end = (was.outcome == SHUTTING_DOWN) & (was.call == call)
+                own_end = (was["outcome"] == SHUTTING_DOWN) & (was["call"] == call)
                 found.add_ids(call, time, codes.SHUT_DOWN, self._operations["ids"][own_end])
             else:  # operations open before have ended with the previous slice
                 found.add_ids(call, time, codes.SHUT_DOWN, self._open_at(call, self._operations["call"] > shut_down))

@@ -8,6 +8,7 @@ import pandas as pd
 
 from purgatory_pipeline.archive.intake_account import some_runs
 from purgatory_pipeline.engine_rows.arrow_chunks import REFUSED_EVENTS, REFUSED_REGISTRATIONS, UNREADABLE
+from purgatory_pipeline.replay.call_windows import NEVER
 from purgatory_pipeline.replay.open_operations import (
     INCOMPLETE_OUTCOMES,
     OUTCOMES_READ,
@@ -15,8 +16,8 @@ from purgatory_pipeline.replay.open_operations import (
     WITHOUT_REGISTRATION,
 )
 from purgatory_pipeline.replay.policy import BASELINE, Policy
-from purgatory_pipeline.replay.replay_sums import CHANGES, COUNTS, DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME
-from purgatory_pipeline.replay.run_files import NEVER, RunContext
+from purgatory_pipeline.replay.replay_sums import COUNTER, DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME
+from purgatory_pipeline.replay.run_files import RunContext
 from purgatory_pipeline.replay.run_replay import (
     CLOCK_FALLS,
     INCOMPLETE_REGISTRATIONS,
@@ -40,21 +41,18 @@ class ReplayAccount:
     def __init__(self, sums: pd.DataFrame, facts: Sequence[RunContext], policies: Sequence[Policy]) -> None:
         self.policies: Final = policies
         self._facts: Final = facts
-        unchanged = sums[(sums["section"] == CHANGES) & (sums["player"] == 0)]
-        verdicts = unchanged.groupby("detail")["operations"].sum()
+        verdicts = sums[sums["player"] == 0].groupby("verdict")["operations"].sum()
         self.equal, self.different, self.no_outcome, self.in_doubt = (
             int(verdicts.get(verdict, 0)) for verdict in (EQUAL, DIFFERENT, NO_OUTCOME, IN_DOUBT)
         )
         self.compared: Final = self.equal + self.different
         """Operations with both ends known, and everything they depend on."""
         self.replayed: Final = self.compared + self.no_outcome + self.in_doubt
-        moved = sums[
-            (sums["section"] == CHANGES) & (sums["detail"] == DIFFERENT) & (sums["before"] != sums["replayed"])
-        ]
+        moved = sums[(sums["verdict"] == DIFFERENT) & (sums["before"] != sums["replayed"])]
         baseline = policies.index(BASELINE) if BASELINE in policies else -1
         self._late: Final = int(moved[moved["player"] == baseline]["operations"].sum())
         """Operations whose outcome rests on an expiration that was late."""
-        counted = sums[sums["section"] == COUNTS]
+        counted = sums[sums["player"] == COUNTER]
         self._counts: Final[Counter[str]] = Counter(counted.set_index("name")["operations"].astype(int).to_dict())
 
     def sentence(self) -> str:

@@ -98,14 +98,14 @@ def result_rows(
         "kind": names_by_code(KIND_NAMES)[finished["kind"]],
         "topic": np.array([None, *topics], object)[finished["topic"]],
         "item_count": finished["item_counts"],
-        "recorded": outcomes[finished.recorded.outcome],
-        "recorded_waited_ms": finished.recorded.waited_ms,
+        "recorded": outcomes[finished.recorded["outcome"]],
+        "recorded_waited_ms": finished.recorded["waited_ms"],
     }
     for policy, ends, verdict in zip(policies, finished.replayed, verdicts, strict=True):
         columns = common | {
             "policy": np.full(len(finished), policy.label, object),
-            "replayed": outcomes[ends.outcome],
-            "replayed_waited_ms": ends.waited_ms,
+            "replayed": outcomes[ends["outcome"]],
+            "replayed_waited_ms": ends["waited_ms"],
             "verdict": np.array(VERDICTS, object)[verdict],
         }
         yield pa.RecordBatch.from_arrays(

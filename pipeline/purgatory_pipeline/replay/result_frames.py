@@ -9,7 +9,7 @@ import pandas as pd
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory_pipeline.location import Location, write_file
 from purgatory_pipeline.replay.policy import BASELINE, Policy
-from purgatory_pipeline.replay.replay_sums import CHANGES, IN_DOUBT, WAITS, middle_of
+from purgatory_pipeline.replay.replay_sums import IN_DOUBT
 
 OPEN: Final = "open"
 """Outcome of operations still waiting when their history ends."""
@@ -49,7 +49,7 @@ def outcomes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
     frame["operations"] = frame["operations"].astype(np.int64)
     of_all = frame.groupby(["policy", "topic", "kind"], dropna=False)["operations"].transform("sum")
     frame["share"] = frame["operations"] / of_all
-    doubts = _named(sums[(sums["section"] == CHANGES) & (sums["player"] == 0) & (sums["detail"] == IN_DOUBT)])
+    doubts = _named(sums[(sums["player"] == 0) & (sums["verdict"] == IN_DOUBT)])
     doubts = pd.concat([doubts.assign(topic=None), doubts])
     doubts = doubts.groupby(["topic", "kind"], dropna=False)["operations"].sum().rename("in_doubt").reset_index()
     frame = frame.merge(doubts.astype({"topic": object}), how="left", on=["topic", "kind"])
@@ -64,16 +64,15 @@ def waits_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for key in (["policy", "kind"], ["policy", "topic", "kind"]):
         for values, part in own.groupby(key, sort=False):
-            buckets = part.groupby("detail")["operations"].sum().sort_index()
-            rows.append({**dict(zip(key, values, strict=True)), **quantiles(buckets)})
+            waits = part.groupby("waited_ms")["operations"].sum().sort_index()
+            rows.append({**dict(zip(key, values, strict=True)), **quantiles(waits)})
     columns = ["policy", "topic", "kind", "operations", "wait_mean_ms", *QUANTILES]
     return pd.DataFrame(rows, columns=columns).astype({"topic": object})
 
 
-def quantiles(buckets: pd.Series) -> dict[str, float]:
-    """Count, mean and quantiles of waits counted in buckets, which are in rising order."""
-    counts = buckets.to_numpy(np.int64)
-    values = middle_of(buckets.index.to_numpy(np.int64))
+def quantiles(waits: pd.Series) -> dict[str, float]:
+    """Count, mean and quantiles of the numbers of waits by their length, which rises."""
+    counts, values = waits.to_numpy(np.int64), waits.index.to_numpy(np.int64)
     reached = np.cumsum(counts)
     found: dict[str, float] = {"operations": int(reached[-1]), "wait_mean_ms": float(values @ counts / reached[-1])}
     for name, quantile in QUANTILES.items():
@@ -83,7 +82,7 @@ def quantiles(buckets: pd.Series) -> dict[str, float]:
 
 def changes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
     """Operations by policy, kind, and outcome in the unchanged replay and under the policy, where these two differ."""
-    own = sums[(sums["section"] == CHANGES) & (sums["before"] != sums["replayed"]) & (sums["detail"] != IN_DOUBT)]
+    own = sums[(sums["before"] != sums["replayed"]) & (sums["verdict"] != IN_DOUBT)]
     labels = {place: policy.label for place, policy in enumerate(policies) if policy.changes_something}
     own = own[own["player"].isin(list(labels))]
     frame = pd.DataFrame(
@@ -100,11 +99,14 @@ def changes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
 
 
 def _waits(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
-    """The waits of the unchanged replay, and those of policies that change something, with names for codes."""
+    """The waits of the unchanged replay, and those of policies that change something, with names for codes. Operations
+    in doubt have none: no line of a table counts them as ended.
+    """
     shown = {policies.index(BASELINE) if BASELINE in policies else 0: UNCHANGED_NAME}
     shown |= {place: policy.label for place, policy in enumerate(policies) if policy.changes_something}
-    own = sums[(sums["section"] == WAITS) & sums["player"].isin(list(shown))]
-    return _named(own).assign(policy=own["player"].map(shown), outcome=_outcomes(own["replayed"]), detail=own["detail"])
+    own = sums[sums["player"].isin(list(shown)) & (sums["verdict"] != IN_DOUBT)]
+    names = {"policy": own["player"].map(shown), "outcome": _outcomes(own["replayed"])}
+    return _named(own).assign(**names, waited_ms=own["waited_ms"])
 
 
 def _named(sums: pd.DataFrame) -> pd.DataFrame:

@@ -19,8 +19,8 @@ from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
 from purgatory_pipeline.engine_rows.arrow_chunks import NAMED, NUMBERS, SETS, WORDS, chunk_of
 from purgatory_pipeline.engine_rows.row_chunk import TABLES, RowChunk
 from purgatory_pipeline.location import Location, reading
+from purgatory_pipeline.replay.call_windows import NEVER
 
-NEVER: Final = 2**62
 DECISIVE: Final = (schema.EVENTS, schema.CALLS)
 """Tables of which a lost row may change how other operations end."""
 

@@ -370,10 +370,10 @@ class RunReplay:
         outcomes = self._open.replayed[place]
         rows = self._open.rows_of_ids(np.asarray(completions.operation_ids))
         outcome, waited_ms = np.asarray(completions.outcomes), np.asarray(completions.waited_ms)
-        outcomes.outcome[rows] = outcome
-        outcomes.waited_ms[rows] = waited_ms
+        outcomes["outcome"][rows] = outcome
+        outcomes["waited_ms"][rows] = waited_ms
         if not self._players[place].policy.is_prompt:
-            outcomes.answer[rows] = hash_answers(
+            outcomes["answer"][rows] = hash_answers(
                 [outcome, waited_ms, np.asarray(completions.lateness_ms)],
                 [np.asarray(completions.error_codes), np.asarray(completions.reached_offsets)],
                 np.asarray(completions.item_counts),
@@ -392,12 +392,10 @@ class RunReplay:
             self._rows(self._facts.run_id, finished, verdicts)
 
     def _verdicts(self, recorded: Outcomes, before: Outcomes, replayed: Outcomes, policy: Policy) -> Column:
-        verdicts: Column = np.full(len(recorded.outcome), EQUAL, np.int64)
-        verdicts[(replayed.outcome != before.outcome) | (replayed.waited_ms != before.waited_ms)] = DIFFERENT
-        if not policy.is_prompt:
-            verdicts[replayed.answer != before.answer] = DIFFERENT
+        compared = ["outcome", "waited_ms"] if policy.is_prompt else ["outcome", "waited_ms", "answer"]
+        verdicts: Column = np.where(replayed[compared] == before[compared], EQUAL, DIFFERENT)
         # The order matters, later lines win: an operation in doubt never counts as different, and one without a
         # recorded outcome never counts as in doubt.
-        verdicts[recorded.call >= self._facts.in_doubt_from] = IN_DOUBT
-        verdicts[recorded.outcome == PENDING] = NO_OUTCOME
+        verdicts[recorded["call"] >= self._facts.in_doubt_from] = IN_DOUBT
+        verdicts[recorded["outcome"] == PENDING] = NO_OUTCOME
         return verdicts

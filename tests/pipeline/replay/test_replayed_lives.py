@@ -20,7 +20,7 @@ from purgatory_pipeline.engine_rows.row_chunk import TABLES, Name, RowChunk
 from purgatory_pipeline.replay.call_windows import windows
 from purgatory_pipeline.replay.division import BinAssignment, Connections, pack_bins
 from purgatory_pipeline.replay.policy import UNCHANGED, Change, Policy, parse_policies, parse_policy
-from purgatory_pipeline.replay.replay_sums import CHANGES, EQUAL, ReplaySums
+from purgatory_pipeline.replay.replay_sums import COUNTER, EQUAL, ReplaySums
 from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_run
 from purgatory_pipeline.replay.result_frames import frames_of
 from purgatory_pipeline.replay.run_files import RunContext, find_runs
@@ -261,8 +261,8 @@ def test_every_operation_ends_as_recorded(tmp_path: Path, seed: int) -> None:
     whole = replayed(life.facts, [chunks])
     divided = replayed(life.facts, (chunks_of_bin(chunks, assignment, number) for number in range(BINS)))
     for sums in (whole, divided):
-        rows = [row for row in sums.table().to_pylist() if row["section"] == CHANGES]
-        assert {row["detail"] for row in rows} == {EQUAL}
+        rows = [row for row in sums.table().to_pylist() if row["player"] != COUNTER]
+        assert {row["verdict"] for row in rows} == {EQUAL}
         assert sum(row["operations"] for row in rows) == ended
         assert all(row["before"] == row["replayed"] for row in rows)
     assert whole.counts["outcomes"] == ended
@@ -287,6 +287,6 @@ def test_kinds_that_no_policy_touches_are_equal_in_all_lines(tmp_path: Path, see
     assert set(frames["changes"]["kind"]) == {"produce"}
     overall = frames["outcomes"][frames["outcomes"]["topic"].isna()]
     in_doubt = overall.groupby("kind")["in_doubt"].first().sum()
-    replayed_once = sums[(sums["section"] == CHANGES) & (sums["player"] == 0)]["operations"].sum()
+    replayed_once = sums[sums["player"] == 0]["operations"].sum()
     assert set(overall.groupby("policy")["operations"].sum()) == {replayed_once - in_doubt}
     assert in_doubt > 0
