@@ -145,22 +145,13 @@ def spark_session(name: str, *, rows: int | None = None) -> SparkSession:
     return session
 
 
-_OF_JVMS: Final = ("spark.driver.", "spark.executor.")
-"""Settings of running JVMs, which Spark amends, and no session may set."""
-
-
 def own_session(session: SparkSession) -> SparkSession:
-    """A session with the settings, the current schema and the listeners of this one; with Spark Connect this one."""
+    """A session with the settings, the current schema and the listeners of this one; with Spark Connect this one.
+    PySpark can neither clone a session nor list listeners.
+    """
     if is_connect(session):  # PySpark takes some frames of a new one for the active session's
         return session
-    own = session.newSession()
-    known = own.conf.getAll
-    for name, value in session.conf.getAll.items():
-        if known.get(name) != value and not name.startswith(_OF_JVMS):
-            own.conf.set(name, value)
-    own.catalog.setCurrentCatalog(session.catalog.currentCatalog())
-    own.catalog.setCurrentDatabase(session.catalog.currentDatabase())
-    # PySpark cannot list listeners.
+    own = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())  # noqa: SLF001
     for listener in session._jsparkSession.streams().listListeners():  # noqa: SLF001
         own._jsparkSession.streams().addListener(listener)  # noqa: SLF001
     return own
