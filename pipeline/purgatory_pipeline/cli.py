@@ -103,6 +103,9 @@ def check(archive: str, since: str | None, until: str | None, topic: tuple[str, 
     help="Advance time by this machine's clock too; 0: by rows only.",
 )
 @click.option("--max-ahead", metavar="SPAN", default="1h", help="Set aside rows dated further ahead of this clock.")
+@click.option(
+    "--forget", metavar="SPAN", default="0s", help="Drop marks without waits and events for this long; 0s: never."
+)
 @click.option("--once", is_flag=True, help="Process the available input and exit.")
 @click.option("--files-per-batch", type=Whole(min=1), default=100, help="Maximum files of each input in a micro-batch.")
 @click.option(
@@ -119,6 +122,7 @@ def stream(
     delay: str,
     heartbeat: int,
     max_ahead: str,
+    forget: str,
     once: bool,
     files_per_batch: int,
     records_per_batch: int,
@@ -139,6 +143,7 @@ def stream(
         delay_ms=parse_span_ms("--delay", delay),
         once=once,
         heartbeat_s=heartbeat,
+        forget_ms=parse_span_ms("--forget", forget),
     )
     ahead_ms = parse_span_ms("--max-ahead", max_ahead)
     inputs = [

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from purgatory.engine import tape
-from purgatory.engine.batches import Refusal
+from purgatory.engine.batches import PartitionName, Refusal
 from purgatory.engine.calls import APPLY, PASS_TIME, REGISTER, Cancel
 from purgatory.engine.codes import EVENT_NAMES, KINDS
 from purgatory.engine.engine import Engine
@@ -152,11 +152,18 @@ class PlayedRows:
 
 
 class Shard:
-    """`delay_ms`: how far rows may be out of order. With 0, batches may separate rows of the same millisecond."""
+    """`delay_ms`: how far rows may be out of order. With 0, batches may separate rows of the same millisecond.
 
-    def __init__(self, delay_ms: int = 0, *, number: int = 0) -> None:
+    `forget_ms`: a partition or key that no event has named for so long, and that no pending operation names, is not
+    saved. 0: all are.
+    """
+
+    def __init__(self, delay_ms: int = 0, *, number: int = 0, forget_ms: int = 0) -> None:
         assert delay_ms >= 0, f"delay_ms={delay_ms}"
         self.delay_ms = delay_ms
+        self.forget_ms: Final = forget_ms
+        self.named_ms: dict[PartitionName, int] = {}
+        """The time of the last event that named each partition or key, (key, -1); empty if none is forgotten."""
         self.number: Final = number
         """Events go to all shards; only shard 0 reports late and malformed ones, so that each is reported once."""
         self.seen_ms = NEVER
@@ -183,6 +190,14 @@ class Shard:
         """How long the oldest pending operation has waited, by the engine's time; 0 if none is pending."""
         first_ms = pc.min(self.callers.table.column("registered_ms")).as_py()
         return 0 if first_ms is None else self.clock_ms - int(first_ms)
+
+    def named_at_ms(self, name: PartitionName) -> int:
+        """When an event last named a partition or key. Where that was not recorded: now."""
+        return self.named_ms.get(name, self.clock_ms)
+
+    def is_kept(self, name: PartitionName, references: int) -> bool:
+        """Whether a partition or key is saved. `references`: by how many pending operations it is named."""
+        return not self.forget_ms or references > 0 or self.clock_ms - self.named_at_ms(name) < self.forget_ms
 
     def start_engine(self, now_ms: int) -> Engine:
         self.clock_ms = now_ms
@@ -226,6 +241,8 @@ class Shard:
         arriving = tape_of(rows, records, order, self.next_id, self.clock_ms, LIMITS.timeout_ms_default)
         repeats = self._add(rows, records, arriving)
         played = engine.play(self.owner, arriving.tape, prompt=True)
+        if self.forget_ms:
+            self._note_names(rows.take(pa.array(arriving.events)))
         refused = self._refused(rows, arriving, played)
         return self._outcomes(played, arriving, repeats), refused
 
@@ -249,6 +266,13 @@ class Shard:
         self.callers.add(more, hashes)
         self.next_id += len(first)
         return repeats
+
+    def _note_names(self, events: pa.Table) -> None:
+        numbers = pa.array(column_of(events, "partition", -1))
+        named = pa.table([_texts(events, "topic"), numbers, events.column("at_ms")], names=["topic", "number", "at"])
+        last = named.group_by(["topic", "number"]).aggregate([("at", "max")])
+        topics, partitions, times = (last.column(name).to_pylist() for name in ("topic", "number", "at_max"))
+        self.named_ms.update(zip(zip(topics, partitions, strict=True), times, strict=True))
 
     def _refused(self, rows: pa.Table, arriving: RowTape, played: Played) -> list[pa.Table]:
         refusals = played.events.refusals

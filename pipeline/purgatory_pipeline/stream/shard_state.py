@@ -2,7 +2,7 @@
 
 Format: a version byte, the length of the body, and the compressed body. The body is a list of sections, each preceded
 by its length: a JSON head, the pending operations in the engine's snapshot format, and Arrow streams of callers,
-partitions, signalled keys, and rows that are not due yet.
+partitions, signalled keys, rows that are not due yet, and the times at which events named partitions and keys.
 
 `CHECKPOINT/shards` has the file `complete`, which is written last and contains the number of shards, and the file
 `BBBBBBBB-SSSSS` for each shard S, its state before micro-batch B. Without `complete`, the folder is overwritten by the
@@ -39,23 +39,27 @@ PARTITIONS: Final = pa.schema([("topic", pa.string()), ("partition", pa.int32())
 KEYS: Final = pa.schema(
     [("key", pa.string()), ("count", pa.int64()), ("value", pa.binary()), ("failed", pa.int64())]
 )  # the arguments of `restore_key`; shards of older versions do not have the last two
+NAMED: Final = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("at_ms", pa.int64())])
 
 
 def to_bytes(shard: Shard) -> bytes:
-    """Serialize a shard, without its delay and number."""
+    """Serialize a shard, without its options and number, and without the partitions and keys that it forgets."""
     engine = shard.engine
     head = {name: getattr(shard, name) for name in HEAD_NAMES}
     if engine is None:
         return _packed([json.dumps(head).encode(), b"", b"", b"", b"", table_bytes(shard.kept)])
     snapshots = engine.snapshots
-    names = engine.inspection.partition_names()
+    names = [name for name, known in snapshots.partitions.by_name.items() if shard.is_kept(name, known.references)]
     contents = [snapshots.save_partition(name) for name in names]
     partitions = {
         "topic": [topic for topic, _ in names],
         "partition": [partition for _, partition in names],
         "content": contents,
     }
-    keys = snapshots.save_keys()
+    held = snapshots.keys.by_key
+    keys = [row for row in snapshots.save_keys() if shard.is_kept((row[0], -1), held[row[0]].references)]
+    named_ms = {name: shard.named_at_ms(name) for name in [*names, *((row[0], -1) for row in keys)] if shard.forget_ms}
+    named = [dict(zip(NAMED.names, (*name, at_ms), strict=True)) for name, at_ms in named_ms.items()]
     return _packed(
         [
             json.dumps(head).encode(),
@@ -66,13 +70,14 @@ def to_bytes(shard: Shard) -> bytes:
                 pa.Table.from_pylist([dict(zip(KEYS.names, row[:-1], strict=True)) for row in keys], schema=KEYS)
             ),
             table_bytes(shard.kept),
+            table_bytes(pa.Table.from_pylist(named, schema=NAMED)),
         ]
     )
 
 
-def from_bytes(octets: bytes, delay_ms: int, *, number: int = 0) -> Shard:
+def from_bytes(octets: bytes, delay_ms: int, *, number: int = 0, forget_ms: int = 0) -> Shard:
     """Restore a shard. Raises `PipelineError`."""
-    shard = Shard(delay_ms, number=number)
+    shard = Shard(delay_ms, number=number, forget_ms=forget_ms)
     parts = _unpacked(octets)
     head = json.loads(parts[0])
     for name in HEAD_NAMES:
@@ -81,6 +86,8 @@ def from_bytes(octets: bytes, delay_ms: int, *, number: int = 0) -> Shard:
     if parts[1]:
         _restore_marks(shard, parts)
         _restore_operations(shard, parts)
+    if forget_ms and len(parts) > 6:  # shards of older versions end before it
+        shard.named_ms = {(row["topic"], row["partition"]): row["at_ms"] for row in _table(parts[6]).to_pylist()}
     return shard
 
 
@@ -165,7 +172,7 @@ class ShardLayout:
     checkpoint: str
     shards: int
 
-    def load(self, shard: int, batch: int, delay_ms: int) -> Shard:
+    def load(self, shard: int, batch: int, delay_ms: int, forget_ms: int = 0) -> Shard:
         """Restore a shard as it was before a micro-batch. Raises `PipelineError`."""
         place = self._file(shard, batch)
         try:
@@ -174,7 +181,8 @@ class ShardLayout:
             raise PipelineError(
                 f"no state of shard {shard} before micro-batch {batch}: {place.uri} not found"
             ) from None
-        return from_bytes(octets, delay_ms, number=shard) if octets else Shard(delay_ms, number=shard)
+        options = {"number": shard, "forget_ms": forget_ms}
+        return from_bytes(octets, delay_ms, **options) if octets else Shard(delay_ms, **options)
 
     def save(self, shard: Shard, batch: int) -> None:
         """Save a shard before micro-batch `batch`, the next one, and delete its state before the last but one."""

@@ -49,6 +49,7 @@ class ShardTask:
 
     layout: ShardLayout
     delay_ms: int
+    forget_ms: int
     folders: dict[str, str]
 
     def __call__(self, payloads: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -56,7 +57,7 @@ class ShardTask:
         context = TaskContext.get()
         assert context is not None, "not in a Spark task"
         number, batch = context.partitionId(), int(context.getLocalProperty(BATCH_PROPERTY) or 0)
-        shard = self.layout.load(number, batch, self.delay_ms)
+        shard = self.layout.load(number, batch, self.delay_ms, self.forget_ms)
         found = pa.Table.from_batches(payloads, PAYLOAD)
         strays = set(found.column("shard").to_pylist()) - {number}
         assert not strays, f"partition {number} has payloads of shards {strays}"

@@ -37,13 +37,16 @@ of an uncommitted batch would stay. It is therefore used only if the last batch 
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Options of a stream. `heartbeat_s`: interval at which this machine's clock advances time; 0: never."""
+    """Options of a stream. `heartbeat_s`: interval at which this machine's clock advances time; 0: never. `forget_ms`:
+    see `Shard`.
+    """
 
     checkpoint: str
     shards: int = 4
     delay_ms: int = 2_000
     once: bool = False
     heartbeat_s: int = 0
+    forget_ms: int = 0
 
 
 OBSERVED: Final = "purgatory"
@@ -93,7 +96,7 @@ def start_stream(
     parts = [heartbeats(session, options.heartbeat_s, layout.shards)] if options.heartbeat_s else []
     parts += [one.payloads(session, layout.shards) for one in sorted(inputs, key=lambda one: one.side == OPERATION)]
     shards = reduce(DataFrame.unionByName, parts).repartitionById(layout.shards, "shard")
-    task = ShardTask(layout, options.delay_ms, output.folders)
+    task = ShardTask(layout, options.delay_ms, options.forget_ms, output.folders)
     played = shards.mapInArrow(task, from_arrow_schema(TASK_ROWS)).observe(OBSERVED, *observed_figures())
     marked = played.observe(OBSERVED_MARKS, F.min(f"{FIGURES}.horizon_ms").alias("horizon"))
     writer = (

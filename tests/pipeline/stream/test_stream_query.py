@@ -18,6 +18,7 @@ from purgatory_pipeline.datasource import PurgatoryDataSource
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.spark.spark_session import own_session
 from purgatory_pipeline.stream.endpoints import StreamInput, StreamOutput
+from purgatory_pipeline.stream.shard_state import ShardLayout
 from purgatory_pipeline.stream.shard_task import write_part
 from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
@@ -304,7 +305,7 @@ def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(tmp_path: Path) -
     command = [
         sys.executable, "-c", RUN_TWICE, "stream", "--registrations", str(folders.registrations),
         "--events", str(folders.events), "--results", "table:outcomes", "--checkpoint", str(tmp_path / "checkpoint"),
-        "--quarantine", str(folders.results), "--delay", f"{DELAY_MS}ms", "--once",
+        "--quarantine", str(folders.results), "--delay", f"{DELAY_MS}ms", "--forget", "1d", "--once",
         *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
     ]  # fmt: skip
     first, second = folders.slices(history.rows, 2)
@@ -322,5 +323,6 @@ def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(tmp_path: Path) -
     assert any(re.match(line, one) for one in printed)
     files = sorted(warehouse.rglob("batch=*/*.parquet"))
     assert {file.parent.name for file in files} == {"batch=0", "batch=1"}
+    assert ShardLayout(str(tmp_path / "checkpoint"), 4).load(0, 2, 0, forget_ms=1).named_ms
     found = pa.concat_tables([pq.ParquetFile(file).read() for file in files])
     assert sorted(map(repr, outcomes_of(found))) == sorted(map(repr, history.outcomes))

@@ -15,7 +15,7 @@ from purgatory_pipeline.stream import shard_state
 from purgatory_pipeline.stream.shard import PlayedRows, Shard
 from purgatory_pipeline.stream.stream_rows import ROWS
 
-from purgatory.engine.codes import DELETE_RECORDS, HIGH_WATERMARK, LOG_START_OFFSET, PRODUCE
+from purgatory.engine.codes import DELETE_RECORDS, HIGH_WATERMARK, KEY_SIGNALLED, LOG_START_OFFSET, PRODUCE, SIGNAL
 from tests.histories.worlds.stream import Drive
 from tests.pipeline.stream.simulated_history import Row, outcomes_of
 
@@ -33,6 +33,10 @@ def mark(at_ms: int, offset: int, **more: Any) -> Row:  # noqa: ANN401 - see pro
     return {"at_ms": at_ms, "type": HIGH_WATERMARK, "topic": "t", "partition": 0, "offset": offset} | more
 
 
+def signal(at_ms: int) -> Row:
+    return {"at_ms": at_ms, "type": KEY_SIGNALLED, "topic": "k"}
+
+
 def heartbeat(at_ms: int) -> Row:
     return {"at_ms": at_ms}
 
@@ -42,7 +46,9 @@ def play(shard: Shard, *rows: Row) -> PlayedRows:
 
 
 def again(shard: Shard) -> Shard:
-    return shard_state.from_bytes(shard_state.to_bytes(shard), shard.delay_ms, number=shard.number)
+    return shard_state.from_bytes(
+        shard_state.to_bytes(shard), shard.delay_ms, number=shard.number, forget_ms=shard.forget_ms
+    )
 
 
 def ends(played: PlayedRows) -> list[tuple[int, str, int]]:
@@ -131,6 +137,47 @@ def test_a_partition_of_which_nothing_is_known_but_its_name_survives() -> None:
     play(loaded, mark(2, 40), mark(3, 28, type=LOG_START_OFFSET))
     [outcome] = outcomes_of(play(loaded, heartbeat(5_000)).outcomes)
     assert [item[5] for item in outcome[6]] == [28, 0]
+
+
+@pytest.mark.parametrize("age_ms", [99, 100, 101])
+def test_mark_without_waits_is_forgotten_after_the_time(age_ms: int) -> None:
+    """Also where the shard is restarted in between, and where a late event names the mark. The next event counts."""
+    shard = Shard(forget_ms=100)
+    now_ms = 1_000 + age_ms
+    play(shard, mark(900, 7), mark(1_000, 7), signal(1_000))
+    for at_ms in (1_050, now_ms):
+        shard = again(shard)
+        play(shard, mark(999, 8), heartbeat(at_ms))
+    shard = again(shard)
+    waits = [produce(now_ms, 1, 7), produce(now_ms, 2, 1, kind=SIGNAL, topic="k", partition=None)]
+    known = ends(play(shard, *waits))
+    assert known == ([(1, "satisfied", 0), (2, "satisfied", 0)] if age_ms < 100 else [])
+    later = sorted(ends(play(again(shard), mark(now_ms + 5, 7), signal(now_ms + 5))))
+    assert known + later == [(id_, "satisfied", 0 if age_ms < 100 else 5) for id_ in (1, 2)]
+
+
+def test_mark_that_a_pending_operation_names_is_not_forgotten() -> None:
+    """Although one of the operation's items was reached long before. The mark goes after the operation has ended."""
+    first = produce(1, 1, 5, item_count=2, timeout_ms=1_000)
+    shard = Shard(forget_ms=100)
+    play(shard, first, first | {"item": 1, "partition": 1}, mark(1, 7))
+    play(shard := again(shard), heartbeat(900))
+    shard = again(shard)
+    assert ends(play(shard, produce(900, 2, 7))) == [(2, "satisfied", 0)]
+    shard = again(shard)
+    assert ends(play(shard, heartbeat(1_001))) == [(1, "expired", 1_000)]
+    assert ends(play(again(shard), produce(1_001, 3, 7))) == []
+
+
+def test_age_of_marks_counts_from_the_first_run_that_forgets() -> None:
+    shard = Shard()
+    play(shard, mark(1, 7), signal(1), heartbeat(500))
+    shard = shard_state.from_bytes(shard_state.to_bytes(shard), 0, forget_ms=100)
+    play(shard := again(shard), heartbeat(599))
+    shard = again(shard)
+    assert len(shard.named_ms) == 2
+    play(shard, heartbeat(600))
+    assert again(shard).named_ms == {}
 
 
 def test_many_pending_operations_are_saved_in_a_few_bytes_each() -> None:
