@@ -7,7 +7,7 @@ PROGRAM = """
 import resource
 import numpy as np
 import pyarrow as pa
-from purgatory_pipeline.spark.malloc import keep_freed_memory
+from purgatory_pipeline.spark.tasks import keep_freed_memory
 
 keep_freed_memory()
 keep_freed_memory()

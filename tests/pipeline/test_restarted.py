@@ -8,7 +8,7 @@ import pytest
 from purgatory_client import Client
 from purgatory_client.batches import partition_columns
 from purgatory_client.results import OperationKind
-from purgatory_pipeline.archive import intake_account
+from purgatory_pipeline.archive import accounting
 from purgatory_pipeline.archive.accounting import account
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
@@ -55,9 +55,9 @@ def test_a_history_of_three_restarts_is_accounted_for_and_compared(
             assert daemon.stop() == 0
     taken = account(spark, find_archive(archive))
     assert {finding.name: finding.count for finding in taken.findings} == {
-        intake_account.CRASHES: 1,
-        intake_account.KEPT: KEPT,
-        intake_account.EARLIER_RUN: KEPT,
+        accounting.CRASHES: 1,
+        accounting.KEPT: KEPT,
+        accounting.EARLIER_RUN: KEPT,
     }
     assert taken.rows_used(schema.OUTCOMES) == taken.rows_used(schema.REGISTRATIONS) == 4 * (WAITS + 1)
     doubts = sorted(run.facts.in_doubt_from for run in find_runs(find_archive(archive)))

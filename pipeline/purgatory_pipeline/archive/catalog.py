@@ -1,7 +1,7 @@
 """The catalogue of an archive: its usable files by table, the files set aside, and its tables as DataFrames."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -103,7 +103,6 @@ class ArchiveCatalog:
         self,
         spark: SparkSession,
         table: str,
-        columns: Sequence[str] | None = None,
         *,
         since: datetime | None = None,
         until: datetime | None = None,
@@ -121,8 +120,7 @@ class ArchiveCatalog:
         repeated = [file for file in files if file in overlapping]
         if repeated:
             frame = frame.unionAll(_read_files(spark, table, repeated).dropDuplicates(ROW_KEYS[table]))
-        frame = frame if marked else _within(frame, since, until, topics)
-        return frame if columns is None else frame.select(*columns)
+        return frame if marked else _within(frame, since, until, topics)
 
     def duplicate_rows(
         self,

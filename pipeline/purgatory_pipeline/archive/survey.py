@@ -26,7 +26,7 @@ from purgatory_pipeline.archive.catalog import to_utc
 from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
 from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers, hash_operations, mix
 from purgatory_pipeline.location import open_location, reading
-from purgatory_pipeline.spark.malloc import keep_freed_memory
+from purgatory_pipeline.spark.tasks import keep_freed_memory
 
 BUCKETS: Final = 1 << 14
 # How the rows of used files are classified.

@@ -63,7 +63,7 @@ def replay(
         from purgatory_pipeline.replay import spark_jobs
         from purgatory_pipeline.replay.replay_account import ReplayAccount
         from purgatory_pipeline.replay.replay_page import replay_page
-        from purgatory_pipeline.replay.result_frames import frames_of, write_frames
+        from purgatory_pipeline.replay.replay_sums import frames_of, write_frames
         from purgatory_pipeline.replay.run_files import find_runs
 
         pool.submit(document.libraries)
@@ -90,7 +90,7 @@ def outcome_lines(outcomes: pd.DataFrame) -> list[str]:
     """Outcomes of each kind, unchanged and under each policy, of the same operations; one line if no policy changes
     anything.
     """
-    from purgatory_pipeline.replay.result_frames import UNCHANGED_NAME
+    from purgatory_pipeline.replay.replay_sums import UNCHANGED_NAME
 
     lines = []
     overall = outcomes[outcomes["topic"].isna()]

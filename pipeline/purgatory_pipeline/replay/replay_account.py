@@ -6,7 +6,7 @@ from typing import Final
 
 import pandas as pd
 
-from purgatory_pipeline.archive.intake_account import some_runs
+from purgatory_pipeline.archive.accounting import some_runs
 from purgatory_pipeline.engine_rows.arrow_chunks import REFUSED_EVENTS, REFUSED_REGISTRATIONS, UNREADABLE
 from purgatory_pipeline.replay.call_windows import NEVER
 from purgatory_pipeline.replay.open_operations import (
@@ -17,6 +17,7 @@ from purgatory_pipeline.replay.open_operations import (
 )
 from purgatory_pipeline.replay.policy import BASELINE, Policy
 from purgatory_pipeline.replay.replay_sums import COUNTER, DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME
+from purgatory_pipeline.replay.replay_task import IDLE_EVENTS
 from purgatory_pipeline.replay.run_files import RunContext
 from purgatory_pipeline.replay.run_replay import (
     CLOCK_FALLS,
@@ -28,7 +29,6 @@ from purgatory_pipeline.replay.run_replay import (
     REGISTRATIONS_READ,
     REPEATED_ROWS,
 )
-from purgatory_pipeline.replay.shuffle import IDLE_EVENTS
 
 
 class ReplayAccount:

@@ -1,14 +1,20 @@
-"""Sums over replayed operations: how many ended how, recorded and replayed, and how long they waited."""
+"""Sums over replayed operations: how many ended how, recorded and replayed, and how long they waited; and the tables
+made of them.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
+from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory_pipeline.engine_rows.row_chunk import Column
+from purgatory_pipeline.location import Location, write_file
 from purgatory_pipeline.replay.open_operations import OpenOperations, Outcomes
+from purgatory_pipeline.replay.policy import BASELINE, Policy
 
 # Verdicts on an operation.
 EQUAL: Final = 0
@@ -36,13 +42,13 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """One row for each sum. Rows with equal keys may be added up."""
-KEYS: Final = SCHEMA.names[:-1]
+_SUMMED_BY: Final = SCHEMA.names[:-1]
 
 
 def added(rows: pa.Table) -> pa.Table:
     """Adds up rows with equal keys."""
-    summed = rows.group_by(KEYS, use_threads=False).aggregate([("operations", "sum")])
-    return summed.rename_columns([*KEYS, "operations"])
+    summed = rows.group_by(_SUMMED_BY, use_threads=False).aggregate([("operations", "sum")])
+    return summed.rename_columns([*_SUMMED_BY, "operations"])
 
 
 def rounded(waited_ms: Column) -> Column:
@@ -89,3 +95,125 @@ class ReplaySums:
             {**nothing, "name": name, "operations": count} for name, count in sorted(self.counts.items()) if count
         ]
         return added(pa.concat_tables([*self._parts, pa.Table.from_pylist(counted, SCHEMA)]))
+
+
+OPEN: Final = "open"
+"""Outcome of operations still waiting when their history ends."""
+UNCHANGED_NAME: Final = ""
+"""The policy of the first lines: the unchanged replay, with the same clock and of the same operations as the others."""
+KEYS: Final = "(keys)"
+"""The topic of signals: there may be too many keys to list."""
+QUANTILES: Final = {"wait_p50_ms": 0.5, "wait_p90_ms": 0.9, "wait_p99_ms": 0.99}
+
+
+def frames_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> dict[str, pd.DataFrame]:
+    frames = {
+        "outcomes": outcomes_of(sums, policies),
+        "waits": waits_of(sums, policies),
+        "changes": changes_of(sums, policies),
+    }
+    return {name: _ordered(frame, policies) for name, frame in frames.items()}
+
+
+def write_frames(place: Location, frames: Mapping[str, pd.DataFrame]) -> None:
+    """Writes each table as NAME.csv, for people, and NAME.parquet, for programs."""
+    for name, frame in frames.items():
+        write_file(place, f"{name}.csv", frame.to_csv(index=False).encode())
+        write_file(place, f"{name}.parquet", frame.to_parquet(index=False))
+
+
+def outcomes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
+    """Operations by policy, topic (missing: all), kind and outcome, with their share; UNCHANGED_NAME comes first.
+
+    The operations of a topic and kind are the same for each policy. Those in doubt are left out; a column has them.
+    """
+    own = _waits(sums, policies)
+    key = ["policy", "topic", "kind", "outcome"]
+    by_topic = own.groupby(key, sort=False, dropna=False)["operations"].sum().reset_index()
+    overall = by_topic.groupby(["policy", "kind", "outcome"], sort=False)["operations"].sum().reset_index()
+    frame = pd.concat([overall.assign(topic=None), by_topic], ignore_index=True)
+    frame["operations"] = frame["operations"].astype(np.int64)
+    of_all = frame.groupby(["policy", "topic", "kind"], dropna=False)["operations"].transform("sum")
+    frame["share"] = frame["operations"] / of_all
+    doubts = _named(sums[(sums["player"] == 0) & (sums["verdict"] == IN_DOUBT)])
+    doubts = pd.concat([doubts.assign(topic=None), doubts])
+    doubts = doubts.groupby(["topic", "kind"], dropna=False)["operations"].sum().rename("in_doubt").reset_index()
+    frame = frame.merge(doubts.astype({"topic": object}), how="left", on=["topic", "kind"])
+    frame["in_doubt"] = frame["in_doubt"].fillna(0).astype(np.int64)
+    return frame[[*key, "operations", "share", "in_doubt"]]
+
+
+def waits_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
+    """Quantiles of the waits of ended operations, by policy, topic (missing: all) and kind."""
+    own = _waits(sums, policies)
+    own = own[own["outcome"] != OPEN]
+    rows: list[dict[str, Any]] = []
+    for key in (["policy", "kind"], ["policy", "topic", "kind"]):
+        for values, part in own.groupby(key, sort=False):
+            waits = part.groupby("waited_ms")["operations"].sum().sort_index()
+            rows.append({**dict(zip(key, values, strict=True)), **quantiles(waits)})
+    columns = ["policy", "topic", "kind", "operations", "wait_mean_ms", *QUANTILES]
+    return pd.DataFrame(rows, columns=columns).astype({"topic": object})
+
+
+def quantiles(waits: pd.Series) -> dict[str, float]:
+    """Count, mean and quantiles of the numbers of waits by their length, which rises."""
+    counts, values = waits.to_numpy(np.int64), waits.index.to_numpy(np.int64)
+    reached = np.cumsum(counts)
+    found: dict[str, float] = {"operations": int(reached[-1]), "wait_mean_ms": float(values @ counts / reached[-1])}
+    for name, quantile in QUANTILES.items():
+        found[name] = float(values[np.searchsorted(reached, max(1, np.ceil(quantile * reached[-1])))])
+    return found
+
+
+def changes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
+    """Operations by policy, kind, and outcome in the unchanged replay and under the policy, where these two differ."""
+    own = sums[(sums["before"] != sums["replayed"]) & (sums["verdict"] != IN_DOUBT)]
+    labels = {place: policy.label for place, policy in enumerate(policies) if policy.changes_something}
+    own = own[own["player"].isin(list(labels))]
+    frame = pd.DataFrame(
+        {
+            "policy": own["player"].map(labels),
+            "kind": own["kind"].map(KIND_NAMES),
+            "unchanged": _outcomes(own["before"]),
+            "replayed": _outcomes(own["replayed"]),
+            "operations": own["operations"].astype(np.int64),
+        }
+    )
+    key = ["policy", "kind", "unchanged", "replayed"]
+    return frame.groupby(key, sort=False)["operations"].sum().reset_index()
+
+
+def _waits(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
+    """The waits of the unchanged replay, and those of policies that change something, with names for codes. Operations
+    in doubt have none: no line of a table counts them as ended.
+    """
+    shown = {policies.index(BASELINE) if BASELINE in policies else 0: UNCHANGED_NAME}
+    shown |= {place: policy.label for place, policy in enumerate(policies) if policy.changes_something}
+    own = sums[sums["player"].isin(list(shown)) & (sums["verdict"] != IN_DOUBT)]
+    names = {"policy": own["player"].map(shown), "outcome": _outcomes(own["replayed"])}
+    return _named(own).assign(**names, waited_ms=own["waited_ms"])
+
+
+def _named(sums: pd.DataFrame) -> pd.DataFrame:
+    """The topic, kind and number of operations of each sum."""
+    return pd.DataFrame(
+        {
+            "topic": sums["topic"].replace("", KEYS),
+            "kind": sums["kind"].map(KIND_NAMES),
+            "operations": sums["operations"],
+        }
+    )
+
+
+def _outcomes(codes: pd.Series) -> pd.Series:
+    return codes.map(OUTCOME_NAMES).fillna(OPEN)
+
+
+def _ordered(frame: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
+    """Sorted by policy as asked for, then by the other columns; sums over all topics first."""
+    places = {UNCHANGED_NAME: -1} | {policy.label: place for place, policy in enumerate(policies) if policy.label}
+    order = frame.assign(place=frame["policy"].map(places))
+    by = ["place", *[name for name in ("topic", "kind", "unchanged", "replayed", "outcome") if name in frame.columns]]
+    order = order.sort_values(by, na_position="first", kind="stable")
+    return order.drop(columns="place").reset_index(drop=True)

@@ -1,24 +1,36 @@
-"""The work of an executor: runs in; sums, or a row for each operation, out, as record batches."""
+"""The work of an executor: runs in; sums, or a row for each operation, out, as record batches.
+
+The rows of a large run are spread over bins, so that each bin can be replayed by itself. First the run's connections
+are found. Then each file is read once and its rows are packed, bin by bin. Spark shuffles them and sorts each bin by
+call, which the replay depends on.
+"""
 
 import gc
+import pickle
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
+from purgatory.extensions.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
 from purgatory_pipeline.archive.daemon_runs import read_marks
-from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk
+from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk, join
 from purgatory_pipeline.location import open_location
 from purgatory_pipeline.replay.call_windows import windows
-from purgatory_pipeline.replay.open_operations import OpenOperations
+from purgatory_pipeline.replay.division import BinAssignment, Connections
+from purgatory_pipeline.replay.open_operations import OUTCOMES_READ, WITHOUT_REGISTRATION, OpenOperations
 from purgatory_pipeline.replay.policy import Policy
 from purgatory_pipeline.replay.replay_sums import ReplaySums
 from purgatory_pipeline.replay.run_files import RunContext, RunFiles, TableReader, chunks_of
 from purgatory_pipeline.replay.run_replay import RunReplay
-from purgatory_pipeline.spark.malloc import keep_freed_memory
+from purgatory_pipeline.spark.tasks import keep_freed_memory
 
 VERDICTS: Final = ("equal", "different", "no outcome", "in doubt")
 
@@ -116,3 +128,164 @@ def result_rows(
 def names_by_code(names: dict[int, str]) -> Column:
     """None where a code has no name."""
     return np.array([names.get(code) for code in range(max(names) + 1)], object)
+
+
+GATHERED_ROWS: Final = 200_000
+"""Small row groups are joined up to this many rows before they are spread."""
+
+IDLE_EVENTS: Final = "events of partitions on which nothing waits"
+
+PACKED: Final = pa.schema(
+    [
+        ("bin", pa.int32()),
+        ("run", pa.int32()),
+        ("first_call", pa.int64()),
+        ("place", pa.int64()),  # among the chunks of its table
+        ("rows", pa.binary()),
+    ]
+)
+COUNTED: Final = -1
+"""`run` of a row that holds counters instead of rows."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Some consecutive files of one table of a run."""
+
+    run: int
+    first_place: int
+    files: tuple[ArchiveFile, ...]
+
+
+def units_of(runs: Sequence[RunFiles], tables: Sequence[str], rows_max: int) -> list[Unit]:
+    """Files of the runs in units of about `rows_max` rows, the largest first."""
+    units: list[tuple[int, Unit]] = []
+    for run, files in enumerate(runs):
+        for table in tables:
+            own = sorted((file for file in files.files if file.table == table), key=lambda file: file.file_number)
+            start, rows = 0, 0
+            for place, file in enumerate(own, 1):
+                rows += file.rows
+                if rows >= rows_max or place == len(own):
+                    units.append((rows, Unit(run, start, tuple(own[start:place]))))
+                    start, rows = place, 0
+    return [unit for _, unit in sorted(units, key=lambda entry: -entry[0])]
+
+
+def find_connections(uri: str, unit: Unit, keys_max: int) -> Connections:
+    keep_freed_memory()
+    connections = Connections(keys_max)
+    for chunk in _chunks(uri, unit, Counter(), columns=NAMING[unit.files[0].table]):
+        connections.add(chunk)
+    return connections
+
+
+NAMING: Final = {
+    REGISTRATIONS: ("call_number", "session_number", "operation_id", "kind", "item", "item_count"),
+    EVENTS: ("call_number", "type"),
+}
+"""Columns needed to find connections, besides names."""
+
+
+def pack_by_bin(uri: str, unit: Unit, assignment: BinAssignment) -> Iterator[pa.RecordBatch]:
+    """A unit's rows by bin, packed; at the end what was counted."""
+    keep_freed_memory()
+    counts: Counter[str] = Counter()
+    for number, chunk in enumerate(_gathered(uri, unit, counts)):
+        spread_out, bins = assign_bins(chunk, assignment, counts)
+        order = np.argsort(bins, kind="stable")  # stable: within a bin rows stay in the order of their calls
+        bins = bins[order]
+        whole = spread_out.take(order)
+        starts = np.flatnonzero(np.diff(bins, prepend=-1))
+        stops = np.append(starts[1:], len(bins))
+        packed: list[tuple[Any, ...]] = []
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            part = whole.slice(start, stop).with_names_used(few=1)
+            # Chunks of a table that begin with the same call keep their order in the bin by this number.
+            sequence = (unit.first_place << 32) + number
+            packed.append((int(bins[start]), unit.run, part.first_call, sequence, pack(part)))
+        yield batch_of(packed, PACKED)
+    if counts.total():
+        counted = RowChunk(CALLS, {"call": np.empty(0, np.int64)}, details=sorted(counts.items()))
+        yield batch_of([(assignment.all_bins[0], COUNTED, 0, 0, pack(counted))], PACKED)
+
+
+def batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+
+def replay_bins(
+    replay: ReplayPlan, facts: Sequence[RunContext], batches: Iterable[pa.RecordBatch], *, results: bool
+) -> Iterator[pa.RecordBatch]:
+    tally = ReplaySums()
+    cells = (
+        cell for batch in batches for cell in zip(batch["run"].to_pylist(), batch["rows"].to_pylist(), strict=True)
+    )
+    for run, packed in groupby(cells, key=itemgetter(0)):
+        if run == COUNTED:
+            for _, rows in packed:
+                tally.counts.update(dict(unpack(rows).details))
+            continue
+        chunks = (unpack(rows) for _, rows in packed)
+        yield from replay_run(replay, facts[run], chunks, tally, results=results)
+    if not results:
+        yield from tally.table().to_batches()
+
+
+def _gathered(uri: str, unit: Unit, counts: Counter[str]) -> Iterator[RowChunk]:
+    """The row groups of a unit, small ones joined."""
+    held: list[RowChunk] = []
+    for chunk in _chunks(uri, unit, counts):
+        held.append(chunk)
+        if sum(len(part) for part in held) >= GATHERED_ROWS:
+            yield join(held)
+            held = []
+    if held:
+        yield join(held)
+
+
+def _chunks(uri: str, unit: Unit, counts: Counter[str], columns: Sequence[str] | None = None) -> Iterator[RowChunk]:
+    """The row groups of a unit that have rows."""
+    place = open_location(uri)
+    for file in unit.files:
+        table = TableReader(place, file.path, file.table)
+        for group in range(table.groups):
+            chunk = table.chunk(group, counts, names=True, columns=columns)
+            if len(chunk):
+                yield chunk
+
+
+def assign_bins(chunk: RowChunk, assignment: BinAssignment, counts: Counter[str]) -> tuple[RowChunk, Column]:
+    """Rows, and the bin of each; a row that concerns several bins is repeated."""
+    if chunk.table == CALLS:  # they are few, and any may concern any bin
+        bins = np.array(assignment.all_bins)
+        return chunk.take(np.repeat(np.arange(len(chunk)), len(bins))), np.tile(bins, len(chunk))
+    if chunk.table == EVENTS:
+        rows, bins = assignment.rows_of_events(chunk)
+        counts[IDLE_EVENTS] += len(chunk) - len(np.unique(rows))
+        repeated = chunk.take(rows)
+        repeated.columns["copy"] = np.diff(rows, prepend=-1) == 0  # so that counts of events count each once
+        return repeated, bins
+    bins = assignment.bins_of_operations(chunk)
+    placed = bins >= 0
+    if not bool(np.all(placed)):
+        assert chunk.table == OUTCOMES, f"registrations without a place: {chunk.names}"
+        homeless = int(np.count_nonzero(~placed & (chunk.column("item") == 0)))
+        counts[OUTCOMES_READ] += homeless
+        counts[WITHOUT_REGISTRATION] += homeless
+        return chunk.without_names().take(placed), bins[placed]
+    return (chunk.without_names() if chunk.table == OUTCOMES else chunk), bins
+
+
+def pack(chunk: RowChunk) -> bytes:
+    """The chunk as bytes for another task of the same job. In Spark's shuffle each byte costs more than packing it."""
+    packed = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(packed, "lz4") as stream:
+        stream.write(pickle.dumps(chunk))
+    return packed.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def unpack(packed: bytes) -> RowChunk:
+    """Reverses `pack`."""
+    chunk: RowChunk = pickle.loads(pa.CompressedInputStream(pa.BufferReader(packed), "lz4").read())  # noqa: S301 -- see `pack`
+    return chunk

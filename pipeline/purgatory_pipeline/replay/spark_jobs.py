@@ -17,9 +17,17 @@ from purgatory_pipeline.location import open_location
 from purgatory_pipeline.replay.division import Connections, balanced, pack_bins
 from purgatory_pipeline.replay.policy import Policy
 from purgatory_pipeline.replay.replay_sums import SCHEMA, added
-from purgatory_pipeline.replay.replay_task import RESULTS, ReplayPlan, replay_runs
+from purgatory_pipeline.replay.replay_task import (
+    PACKED,
+    RESULTS,
+    ReplayPlan,
+    find_connections,
+    pack_by_bin,
+    replay_bins,
+    replay_runs,
+    units_of,
+)
 from purgatory_pipeline.replay.run_files import RunFiles, TableReader, find_runs
-from purgatory_pipeline.replay.shuffle import PACKED, find_connections, pack_by_bin, replay_bins, units_of
 from purgatory_pipeline.spark.tasks import in_tasks, parallelism, results_of
 
 TASKS_PER_CORE: Final = 4
@@ -53,7 +61,12 @@ def replay_sums(
 ) -> pd.DataFrame:
     """The sums over all operations (see `replay_sums.SCHEMA`). Runs at once; the first policy should be UNCHANGED."""
     whole, small, large = _divided(spark, archive, policies, divided_from)
-    sums = _small_sums(spark, whole, small) if small else []
+
+    def of_group(group: Sequence[RunFiles]) -> pa.Table:
+        return pa.Table.from_batches(replay_runs(whole, group, results=False), SCHEMA)
+
+    # Not a DataFrame: no query has to be planned, and the Python workers that did the intake are used again.
+    sums = results_of(spark, grouped_runs(small, parallelism(spark)), of_group) if small else []
     if large:
         sums.append(_replay_large(spark, whole, large, SCHEMA).toArrow().cast(SCHEMA))
     return added(pa.concat_tables(sums)).to_pandas()
@@ -68,19 +81,6 @@ def _divided(
     large = large_runs(runs, parallelism(spark), divided_from)
     small = [run for run in runs if run not in large]
     return ReplayPlan(archive.uri, tuple(policies)), small, [with_end(archive, run) for run in large]
-
-
-def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]) -> list[pa.Table]:
-    """The sums of runs that are each replayed in one task, straight from their files.
-
-    An RDD and not a DataFrame: no query has to be planned, and the Python workers that did the intake are used again.
-    """
-    groups = grouped_runs(runs, parallelism(spark))
-
-    def sums(group: Sequence[RunFiles]) -> pa.Table:
-        return pa.Table.from_batches(replay_runs(whole, group, results=False), SCHEMA)
-
-    return results_of(spark, groups, sums)
 
 
 def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 from purgatory_pipeline.archive import accounting, survey
-from purgatory_pipeline.archive import intake_account as names
-from purgatory_pipeline.archive.accounting import account
+from purgatory_pipeline.archive.accounting import IntakeAccount, account, missing_files
 from purgatory_pipeline.archive.catalog import find_archive, spark_schema
 from purgatory_pipeline.archive.daemon_runs import read_runs
-from purgatory_pipeline.archive.intake_account import IntakeAccount, missing_files
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.notebook import report
 from purgatory_pipeline.spark.spark_session import SMALL_ROWS
@@ -86,14 +84,14 @@ def crash(history: History) -> None:
 
 
 CHANGES: list[tuple[Change, dict[str, int]]] = [
-    (lambda history: history.register(98, 400), {names.OUTCOME_MISSING: 1}),
-    (lose_both_ends, {names.OUTCOME_MISSING: 3, names.REGISTRATION_MISSING: 1}),
-    (drop_both_ends, {names.OUTCOME_DROPPED: 3, names.REGISTRATION_DROPPED: 1, names.DROPPED: 4}),
-    (lambda history: history.register(3, 500), {names.REPEATED: 1}),
-    (lambda history: history.end(3, 500, waited_ms=470), {names.REPEATED: 1}),
+    (lambda history: history.register(98, 400), {accounting.OUTCOME_MISSING: 1}),
+    (lose_both_ends, {accounting.OUTCOME_MISSING: 3, accounting.REGISTRATION_MISSING: 1}),
+    (drop_both_ends, {accounting.OUTCOME_DROPPED: 3, accounting.REGISTRATION_DROPPED: 1, accounting.DROPPED: 4}),
+    (lambda history: history.register(3, 500), {accounting.REPEATED: 1}),
+    (lambda history: history.end(3, 500, waited_ms=470), {accounting.REPEATED: 1}),
     (lambda history: history.register(98, 500, refusal_code=3), {}),
     (add_three_items, {}),
-    (crash, {names.CRASHED: 1, names.CRASHES: 1}),
+    (crash, {accounting.CRASHED: 1, accounting.CRASHES: 1}),
 ]
 
 
@@ -131,7 +129,7 @@ def test_operations_of_a_live_run_are_pending(taken_in: TakeIn, tmp_path: Path) 
     unfinished.write_bytes(b"PAR1 half a file")
     (tmp_path / layout.running_path("run-a")).write_text("{}")
     taken = taken_in()
-    assert found(taken) == {names.PENDING: 1, names.UNFINISHED: 1}
+    assert found(taken) == {accounting.PENDING: 1, accounting.UNFINISHED: 1}
     assert taken.notes() == []
 
 
@@ -145,7 +143,7 @@ def test_missing_and_damaged_files_are_reasons(taken_in: TakeIn, tmp_path: Path)
     others = small_history("run-b").write(tmp_path, rows_per_file=5)
     truncated = [path for path in others if schema.OUTCOMES in path.parts][1]
     truncated.write_bytes(truncated.read_bytes()[:-100])
-    assert found(taken_in()) == {names.ROLLED_AWAY: 7, names.OUTCOME_SET_ASIDE: 5}
+    assert found(taken_in()) == {accounting.ROLLED_AWAY: 7, accounting.OUTCOME_SET_ASIDE: 5}
 
 
 def test_waits_that_a_journal_kept_over_a_kill_count_once(
@@ -172,7 +170,12 @@ def test_waits_that_a_journal_kept_over_a_kill_count_once(
     second.mark(schema.ENDED, 2_100)
     for history in (first, second):
         history.write(tmp_path)
-    assert found(taken_in()) == {names.CRASHES: 1, names.KEPT: 29, names.EARLIER_RUN: 30, names.CRASHED: 1}
+    assert found(taken_in()) == {
+        accounting.CRASHES: 1,
+        accounting.KEPT: 29,
+        accounting.EARLIER_RUN: 30,
+        accounting.CRASHED: 1,
+    }
     made = report(spark, str(tmp_path))
     assert [made.totals[name] for name in ("registered", "ended", "unfinished", "carried_in")] == [42, 41, 1, 0]
     (all_topics,) = made.tables["advice"].where("kind = 'produce' and topic is null").collect()
@@ -210,7 +213,7 @@ def test_clocks_that_went_back_are_counted(taken_in: TakeIn, tmp_path: Path) -> 
         history.end(number, time_ms, at=at(at_ms))
     history.write(tmp_path, rows_per_file=4)
     taken = taken_in()
-    assert found(taken) == {names.TIME_FELL: 4, names.WALL_FELL: 4}
+    assert found(taken) == {accounting.TIME_FELL: 4, accounting.WALL_FELL: 4}
     assert "up to 5 ms" in taken.findings[0].meaning
     assert "up to 8 ms" in taken.findings[1].meaning
     assert taken.rows_used() == 12
@@ -229,8 +232,8 @@ def test_repeated_rows_are_used_once(spark: SparkSession, taken_in: TakeIn, tmp_
             path.unlink()
         write_file(tmp_path, table, [*one, *one[3:8]])
     taken = taken_in()
-    assert found(taken) == {names.REPEATED: 1}
-    twice = {line.table: line.rows for line in taken.lines if line.reason == names.TWICE}
+    assert found(taken) == {accounting.REPEATED: 1}
+    twice = {line.table: line.rows for line in taken.lines if line.reason == accounting.TWICE}
     assert twice == {schema.OUTCOMES: 4, schema.REGISTRATIONS: 5, schema.EVENTS: 5}
     archive = replace(find_archive(str(tmp_path)), doubled=taken.doubled)
     assert len(archive.overlapping(schema.OUTCOMES)) == 2
@@ -260,7 +263,7 @@ def test_window_and_topics_are_accounted_for(spark: SparkSession, taken_in: Take
     chosen: dict[str, Any] = {"since": at(100), "until": at(200).replace(tzinfo=None), "topics": ["orders"]}
     taken = taken_in(**chosen)
     archive = find_archive(str(tmp_path))
-    registered = archive.read(spark, schema.REGISTRATIONS, ["time_ms"], **chosen).collect()
+    registered = archive.read(spark, schema.REGISTRATIONS, **chosen).collect()
     assert sorted(row.time_ms for row in registered) == [*range(100, 200, 10)]
     calls = archive.read(spark, schema.CALLS, **chosen).collect()
     assert sorted(row.call for row in calls) == [schema.CALL_NAMES[CancelAll], schema.CALL_NAMES[CancelName]]
@@ -283,7 +286,7 @@ def test_operations_over_the_edge_of_a_window_have_both_ends(taken_in: TakeIn, t
     history.end(3, 250, waited_ms=140)
     history.end(4, 350, waited_ms=155)
     history.write(tmp_path)
-    assert found(taken_in(since=at(100), until=at(203))) == {names.WALL_FELL: 1, names.EARLIER: 1}
+    assert found(taken_in(since=at(100), until=at(203))) == {accounting.WALL_FELL: 1, accounting.EARLIER: 1}
 
 
 def test_a_damaged_page_is_one_clear_error(taken_in: TakeIn, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from purgatory_pipeline.replay.call_windows import windows
 from purgatory_pipeline.replay.division import ALL_KEYS, Connections, balanced, pack_bins
 from purgatory_pipeline.replay.open_operations import find
 from purgatory_pipeline.replay.replay_sums import rounded
-from purgatory_pipeline.replay.shuffle import pack, unpack
+from purgatory_pipeline.replay.replay_task import pack, unpack
 
 from purgatory.extensions.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS
 

@@ -20,12 +20,10 @@ from purgatory_pipeline.engine_rows.row_chunk import TABLES, Name, RowChunk
 from purgatory_pipeline.replay.call_windows import windows
 from purgatory_pipeline.replay.division import BinAssignment, Connections, pack_bins
 from purgatory_pipeline.replay.policy import UNCHANGED, Change, Policy, parse_policies, parse_policy
-from purgatory_pipeline.replay.replay_sums import COUNTER, EQUAL, ReplaySums
-from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_run
-from purgatory_pipeline.replay.result_frames import frames_of
+from purgatory_pipeline.replay.replay_sums import COUNTER, EQUAL, ReplaySums, frames_of
+from purgatory_pipeline.replay.replay_task import ReplayPlan, assign_bins, pack, replay_run, unpack
 from purgatory_pipeline.replay.run_files import RunContext, find_runs
 from purgatory_pipeline.replay.run_replay import RunReplay
-from purgatory_pipeline.replay.shuffle import assign_bins, pack, unpack
 
 from purgatory.engine import codes
 from purgatory.engine.calls import Apply, PassTime, Register
