@@ -147,9 +147,9 @@ class IntakeAccount:
             {"table": line.table, "reason": line.reason, "files": line.files, "rows": line.rows} for line in self.lines
         ]
 
-    def print(self, console: Console | None = None) -> None:
+    def print(self) -> None:
         """Prints the account as a table with totals, followed by the findings."""
-        console = console or Console(soft_wrap=True)
+        console = Console(soft_wrap=True)
         states = Counter(run.state for run in self.runs)
         ended = ", ".join(f"{states[state]} {state}" for state in (schema.ENDED, schema.CRASHED, OPEN) if states[state])
         runs = f"{len(self.runs)} run" + ("" if len(self.runs) == 1 else "s")

@@ -52,6 +52,8 @@ class ArchiveFile:
     last_call: int | None
     first_at: datetime | None
     last_at: datetime | None
+    last_ms: int
+    """The engine's clock; 0 if not known."""
     timeout_ms_max: int | None
     """Only of registrations."""
     content: str
@@ -114,7 +116,8 @@ def judge(metadata: pq.FileMetaData, path: str, spark_path: str, table: str) -> 
     first_at, last_at = bounds.get("at", (None, None))
     return ArchiveFile(
         path, spark_path, table, run_id, file_number, rows, first_call, last_call,
-        _instant(first_at), _instant(last_at), bounds.get("timeout_ms", (None, None))[1],
+        _instant(first_at), _instant(last_at), bounds.get("time_ms", (0, 0))[1],
+        bounds.get("timeout_ms", (None, None))[1],
         _content(metadata, bounds),
     )  # fmt: skip
 

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from purgatory.extensions.archive import schema
-from purgatory_pipeline.archive.catalog import to_utc
+from purgatory_pipeline.archive.catalog import ROW_KEYS, to_utc
 from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
-from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers, hash_operations, mix
+from purgatory_pipeline.engine_rows.integers import Flags, Integers, hash_operations, mix
 from purgatory_pipeline.location import open_location, reading
 from purgatory_pipeline.spark.tasks import keep_freed_memory
 
@@ -102,17 +102,19 @@ def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> S
     survey = Survey()
     for file in files:
         clock = FileClock(file.run_id, file.table)
-        rows: list[Hashes] = []
+        keys = ROW_KEYS[file.table][1:] if file.table in (*SIDES, schema.EVENTS) else []
+        rows: list[pa.Table] = []
         for part in _parts_of(uri, file, window):
             survey.rows[file.table, USED] += part.num_rows
             if file.table != schema.MARKERS:  # the window does not apply to markers
                 _count(survey, file, part, window)
             clock.read(part)
-            rows.append(_row_hashes(file.table, part))
+            rows.append(part.select(keys))
         survey.clocks.append(clock)
-        every = np.concatenate(rows) if rows else np.empty(0, np.uint64)
-        if len(np.unique(every)) < len(every):
-            survey.doubled.append(file.path)
+        if keys and rows:
+            every = pa.concat_tables(rows)
+            if every.group_by(keys, use_threads=False).aggregate([]).num_rows < every.num_rows:
+                survey.doubled.append(file.path)
     return survey
 
 
@@ -150,17 +152,6 @@ def _count(survey: Survey, file: ArchiveFile, part: pa.Table, window: Selection)
         chosen &= window.holds(registered_at_ms) & (at_ms >= window.since_ms)
     keys = (numbers_of(part, name)[chosen] for name in _KEY)
     survey.sums[SIDES.index(file.table)] += _bucket_sums(file.run_id, *keys)
-
-
-def _row_hashes(table: str, part: pa.Table) -> Hashes:
-    """A hash of the columns that identify each row; empty for the small tables."""
-    calls = numbers_of(part, "call_number")
-    if table == schema.EVENTS:
-        return hash_operations(calls, numbers_of(part, "row"))
-    if table not in SIDES:
-        return np.empty(0, np.uint64)
-    hashes = hash_operations(numbers_of(part, "session_number"), numbers_of(part, "operation_id"))
-    return mix(hashes ^ hash_operations(calls, numbers_of(part, "item")))
 
 
 def _bucket_sums(run_id: str, session: Integers, operation: Integers, item: Integers) -> Integers:

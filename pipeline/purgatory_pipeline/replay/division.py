@@ -103,14 +103,10 @@ class Connections:
         return ALL_KEYS
 
     def _put_keys_together(self) -> None:
-        """From now on all keys are one name; what was counted under single keys moves there."""
+        """From now on all keys are one name, connected with those that have been counted."""
         self.keys_together = True
-        self.root(ALL_KEYS)
         for key in self._keys:
-            name = (key, NO_PARTITION)
-            self.parents[self.root(name)] = ALL_KEYS
-            for counts in (self.operations, self.events):
-                counts[ALL_KEYS] += counts.pop(name, 0)
+            self.parents[self.root((key, NO_PARTITION))] = self.root(ALL_KEYS)
         self._keys.clear()
 
 

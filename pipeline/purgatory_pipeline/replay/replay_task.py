@@ -193,17 +193,12 @@ def pack_by_bin(uri: str, unit: Unit, assignment: BinAssignment) -> Iterator[pa.
     counts: Counter[str] = Counter()
     for number, chunk in enumerate(_gathered(uri, unit, counts)):
         spread_out, bins = assign_bins(chunk, assignment, counts)
-        order = np.argsort(bins, kind="stable")  # stable: within a bin rows stay in the order of their calls
-        bins = bins[order]
-        whole = spread_out.take(order)
-        starts = np.flatnonzero(np.diff(bins, prepend=-1))
-        stops = np.append(starts[1:], len(bins))
+        # Chunks of a table that begin with the same call keep their order in the bin by this number.
+        sequence = (unit.first_place << 32) + number
         packed: list[tuple[Any, ...]] = []
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            part = whole.slice(start, stop).with_names_used(few=1)
-            # Chunks of a table that begin with the same call keep their order in the bin by this number.
-            sequence = (unit.first_place << 32) + number
-            packed.append((int(bins[start]), unit.run, part.first_call, sequence, pack(part)))
+        for place in np.unique(bins).tolist():
+            part = spread_out.take(bins == place).with_names_used(few=1)
+            packed.append((place, unit.run, part.first_call, sequence, pack(part)))
         yield batch_of(packed, PACKED)
     if counts.total():
         counted = RowChunk(CALLS, {"call": np.empty(0, np.int64)}, details=sorted(counts.items()))

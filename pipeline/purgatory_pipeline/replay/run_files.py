@@ -34,7 +34,7 @@ class RunContext:
     first_ms: int = 0
     """The engine's clock at its beginning."""
     last_ms: int = 0
-    """The engine's clock at its end; 0 if not known yet."""
+    """The engine's clock at its end, or else at its last row: a part of it cannot see the end of the others."""
     in_doubt_from: int = NEVER
     """The first call from which on rows are missing that other operations depend on."""
     repeated: bool = False
@@ -87,6 +87,7 @@ def facts_of(
     dropped = (row for row in markers if row["marker"] == schema.DROPPED)
     doubts += [row["call_number"] for row in dropped if row["table"] in (*DECISIVE, schema.MARKERS)]
     doubts += _unfinished(markers, files)
+    ended_ms = [row["time_ms"] for row in markers if row["marker"] == schema.ENDED]
     marks = tuple(dict.fromkeys(row["detail"] for row in markers if row["marker"] == schema.MARKS))
     if details.continued and not marks:
         doubts.append(0)  # marks came with the journal, and are not recorded
@@ -94,7 +95,7 @@ def facts_of(
         run_id,
         details,
         first_ms=max(started["time_ms"], 0) if started is not None else 0,
-        last_ms=max((row["time_ms"] for row in markers if row["marker"] == schema.ENDED), default=0),
+        last_ms=max([*(file.last_ms for file in files), *ended_ms]),
         in_doubt_from=min(doubts),
         repeated=repeated,
         settings_known=known is not None,
@@ -104,16 +105,13 @@ def facts_of(
 
 def _first_missing(run_id: str, table: str, files: Sequence[ArchiveFile], archive: ArchiveCatalog, last: int) -> int:
     """The first call that may be in a file of a table that is missing or set aside. Files are numbered from 1."""
-    own = {file.file_number: file for file in files if file.table == table}
-    named = [FILE_NUMBER.search(path) for path in archive.lost_files(table, run_id)]
-    aside = [int(found[1]) for found in named if found is not None]
-    if len(aside) < len(named):
-        return 0
-    missing = next((number for number in range(1, max([*own, *aside, last]) + 1) if number not in own), None)
-    if missing is None:
+    aside = [FILE_NUMBER.search(path) for path in archive.lost_files(table, run_id)]
+    missing = [0 if found is None else int(found[1]) for found in aside]
+    missing += archive.missing_files(table, run_id, first=1, last=last)
+    if not missing:
         return NEVER
-    before = [file.last_call for number, file in own.items() if number < missing and file.last_call is not None]
-    return max(before, default=-1) + 1
+    before = (file.last_call for file in files if file.table == table and file.file_number < min(missing))
+    return max((call for call in before if call is not None), default=-1) + 1
 
 
 def _unfinished(markers: Sequence[dict[str, Any]], files: Sequence[ArchiveFile]) -> list[int]:
@@ -162,10 +160,6 @@ class TableReader:
         """One row group: all that a replay needs (of outcomes `names` too, if asked for), or only some columns."""
         wanted = columns_of(self.table, names=names) if columns is None else [*columns, *NAMED, "refusal_code"]
         return chunk_of(self.table, self._read(group, wanted), counts)
-
-    def last_ms(self) -> int:
-        """The engine's clock at its last row."""
-        return int(pc.max(self._read(self.groups - 1, ["time_ms"]).column(0)).as_py() or 0)
 
     def _first_call(self, group: int) -> int:
         metadata = self._parquet.metadata.row_group(group)

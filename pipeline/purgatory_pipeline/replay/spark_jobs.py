@@ -1,7 +1,6 @@
 """The Spark jobs of a replay: which task replays what, and how results come back."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 import pandas as pd
@@ -13,7 +12,6 @@ from purgatory.extensions.archive.schema import EVENTS, REGISTRATIONS
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.engine_rows.row_chunk import TABLES
 from purgatory_pipeline.errors import ArchiveUnusable
-from purgatory_pipeline.location import open_location
 from purgatory_pipeline.replay.division import Connections, balanced, pack_bins
 from purgatory_pipeline.replay.policy import Policy
 from purgatory_pipeline.replay.replay_sums import SCHEMA, added
@@ -27,7 +25,7 @@ from purgatory_pipeline.replay.replay_task import (
     replay_runs,
     units_of,
 )
-from purgatory_pipeline.replay.run_files import RunFiles, TableReader, find_runs
+from purgatory_pipeline.replay.run_files import RunFiles, find_runs
 from purgatory_pipeline.spark.tasks import in_tasks, parallelism, results_of
 
 TASKS_PER_CORE: Final = 4
@@ -37,8 +35,6 @@ UNIT_ROWS_MIN: Final = 100_000
 DIVIDED_FROM_ROWS: Final = 200_000
 UNEVEN: Final = 1.25
 """Runs are divided when some core would have to work this many times its fair share."""
-BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
-BATCH_BYTES_MAX: Final = "16m"
 
 
 def replay_rows(
@@ -80,7 +76,7 @@ def _divided(
         raise ArchiveUnusable(f"{archive.uri} has no registrations, events or outcomes: there is nothing to replay")
     large = large_runs(runs, parallelism(spark), divided_from)
     small = [run for run in runs if run not in large]
-    return ReplayPlan(archive.uri, tuple(policies)), small, [with_end(archive, run) for run in large]
+    return ReplayPlan(archive.uri, tuple(policies)), small, large
 
 
 def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:
@@ -93,9 +89,6 @@ def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFile
     packed = in_tasks(
         spark, units_of(runs, TABLES, rows_max), lambda unit: pack_by_bin(uri, unit, assignments[unit.run]), PACKED
     )
-    # A bin has few rows with large cells, so Spark's limit by rows would let an Arrow batch grow to gigabytes.
-    if spark.conf.get(BATCH_BYTES, None) in (None, str(2**31 - 1)):
-        spark.conf.set(BATCH_BYTES, BATCH_BYTES_MAX)
     gathered = packed.repartitionById(bins, "bin").sortWithinPartitions("run", "first_call", "place")
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -132,13 +125,3 @@ def grouped_runs(runs: Sequence[RunFiles], cores: int) -> list[list[RunFiles]]:
 
 def _balanced_groups(runs: Sequence[RunFiles], count: int) -> list[list[RunFiles]]:
     return [[runs[place] for place in group] for group in balanced([run.rows for run in runs], count)]
-
-
-def with_end(archive: ArchiveCatalog, run: RunFiles) -> RunFiles:
-    """A run that knows when it ended even without a marker: its parts cannot see the end of the others."""
-    if run.facts.last_ms:
-        return run
-    root = open_location(archive.uri)
-    last = {file.table: file for file in sorted(run.files, key=lambda file: file.file_number)}
-    ends = [TableReader(root, file.path, file.table).last_ms() for file in last.values()]
-    return replace(run, facts=replace(run.facts, last_ms=max(ends)))
