@@ -17,6 +17,7 @@ from purgatory_pipeline.report.estimates import MILLION, QUANTILES, Curve, Float
 from purgatory_pipeline.report.facts import CANCELLED, CARRIED_IN, EXPIRED, FAILED, SATISFIED, UNFINISHED, has_ended
 from purgatory_pipeline.report.near_misses import LOOKED_UP, REACHED
 from purgatory_pipeline.report.report_tables import ADVICE, SURVIVAL, TIMEOUTS
+from purgatory_pipeline.spark.tasks import small_side
 
 IN_USE_MAX: Final = 3
 """Number of timeouts judged per curve: the most common ones."""
@@ -44,16 +45,15 @@ Widening = Callable[[Mapping[CurveKey, Curve]], Mapping[CurveKey, Floats]]
 """Finds the factors of `estimate` for the curves."""
 
 
-def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
-    """The topics with the most operations by kind, from condensed facts."""
+def largest_topics(facts: DataFrame, topics_max: int) -> DataFrame:
+    """The topics with the most operations: `kind`, `topic`, and the topic again as `large`. From condensed facts."""
     by_size = Window.partitionBy("kind").orderBy(F.desc("size"), "topic")
     sizes = _seen(facts).groupBy("kind", "topic").agg(F.sum("operations").alias("size"))
     placed = sizes.withColumn("place", F.row_number().over(by_size)).where(F.col("place") <= topics_max)
-    rows: pd.DataFrame = placed.select("kind", "topic").toPandas()
-    return {str(kind): [*of_kind] for kind, of_kind in rows.groupby("kind")["topic"]}
+    return placed.select("kind", "topic", F.col("topic").alias("large"))
 
 
-def waited_counts(facts: DataFrame, missed: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+def waited_counts(facts: DataFrame, missed: DataFrame, largest: DataFrame) -> DataFrame:
     """Operations by topic, kind, fate, time waited and (if they expired) timeout, from condensed facts and
     `near_misses`. The topic is null for smaller topics.
     """
@@ -64,12 +64,12 @@ def waited_counts(facts: DataFrame, missed: DataFrame, largest: Mapping[str, Seq
     columns = ["topic", "kind", "fate", "waited_ms", "timeout_ms", "operations"]
     both = seen.withColumn("timeout_ms", timeout_ms).select(*columns)
     both = both.unionAll(missed.withColumn("operations", F.lit(1).cast("bigint")).select(*columns))
-    return _of_large(both, largest, "fate", "waited_ms", "timeout_ms").toPandas()
+    return _of_large(both, largest, "fate", "waited_ms", "timeout_ms")
 
 
-def timeout_counts(registered: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+def timeout_counts(registered: DataFrame, largest: DataFrame) -> DataFrame:
     """Operations by topic, kind and timeout, from `registered_counts`. The topic is null for smaller topics."""
-    return _of_large(registered.where("not refused and operations > 0"), largest, "timeout_ms").toPandas()
+    return _of_large(registered.where("not refused and operations > 0"), largest, "timeout_ms")
 
 
 def timeouts_in_use(counts: pd.DataFrame) -> dict[CurveKey, list[Row]]:
@@ -90,11 +90,11 @@ def _seen(facts: DataFrame) -> DataFrame:
     return facts.where((has_ended() | (F.col("fate") == UNFINISHED)) & (F.col("operations") > 0))
 
 
-def _of_large(rows: DataFrame, largest: Mapping[str, Sequence[str]], *columns: str) -> DataFrame:
+def _of_large(rows: DataFrame, largest: DataFrame, *columns: str) -> DataFrame:
     """`operations` by topic (null for smaller topics), kind and these columns."""
-    large = [f"{kind}\0{topic}" for kind, topics in largest.items() for topic in topics]
-    topic = F.when(F.concat("kind", F.lit("\0"), "topic").isin(large), F.col("topic")).alias("topic")
-    return rows.groupBy(topic, "kind", *columns).agg(F.sum("operations").alias("operations"))
+    named = rows.join(small_side(largest), ["kind", "topic"], "left")
+    counted = named.groupBy(F.col("large").alias("topic"), "kind", *columns)
+    return counted.agg(F.sum("operations").alias("operations"))
 
 
 def advise(

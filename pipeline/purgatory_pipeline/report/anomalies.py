@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 
 from purgatory_pipeline.report.report_tables import ANOMALIES
 from purgatory_pipeline.report.rollups import OF_TOPICS_AND_WINDOWS, OF_WINDOWS
+from purgatory_pipeline.spark.tasks import small_side
 
 DAY_MS: Final = 86_400_000
 WEEK_MS: Final = 7 * DAY_MS
@@ -56,12 +57,13 @@ SERIES: Final = ["topic", "kind"]
 COLUMNS: Final = ("window", *SERIES, "registered", "ended", *RATES.values(), *QUANTILES)
 
 
-def measured_windows(rows: DataFrame, topics_max: int) -> pd.DataFrame:
+def measured_windows(rows: DataFrame, topics_max: int) -> DataFrame:
     """The windows of all topics together and of the largest topics, from `rolled_up`."""
-    sizes = rows.where(F.col("level") == OF_TOPICS_AND_WINDOWS).groupBy("topic").agg(F.sum("ended").alias("size"))
-    largest: pd.DataFrame = sizes.orderBy(F.desc("size"), "topic").limit(topics_max).toPandas()
-    of_largest = (F.col("level") == OF_TOPICS_AND_WINDOWS) & F.col("topic").isin([*largest["topic"]])
-    return rows.where((F.col("level") == OF_WINDOWS) | of_largest).toPandas()
+    of_topics = rows.where(F.col("level") == OF_TOPICS_AND_WINDOWS)
+    sizes = of_topics.groupBy("topic").agg(F.sum("ended").alias("size"))
+    largest = sizes.orderBy(F.desc("size"), "topic").limit(topics_max)
+    of_largest = of_topics.join(small_side(largest), "topic", "left_semi").select(*rows.columns)
+    return rows.where(F.col("level") == OF_WINDOWS).unionAll(of_largest)
 
 
 def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:

@@ -69,20 +69,20 @@ def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRo
     begun = registrations.where(f"refusal_code = {ACCEPTED}").selectExpr("*", "time_ms AS registered_ms")
     ended = outcomes.selectExpr("*", "time_ms - waited_ms AS registered_ms")
     begun, ended = (rows.withColumn("slot", F.shiftright("registered_ms", SLOT_BITS)) for rows in (begun, ended))
-    sums = queried("slot_sums", begun=begun, ended=ended).localCheckpoint()
+    sums = queried("slot_sums", begun=begun, ended=ended).localCheckpoint(eager=False)
     differing = sums.where("rows <> 0 or digest <> 0").select("run_id", "slot")
     if differing.isEmpty():
         return UnmatchedRows()
     run_ends = sums.groupBy("run_id").agg(F.max("last_ms").alias("run_end_ms"), F.min("first_ms").alias("run_begin_ms"))
-    suspects = begun.join(F.broadcast(differing), ["run_id", "slot"], "left_semi")
-    partners = ended.join(F.broadcast(differing), ["run_id", "slot"], "left_semi")
+    suspects = begun.join(tasks.small_side(differing), ["run_id", "slot"], "left_semi")
+    partners = ended.join(tasks.small_side(differing), ["run_id", "slot"], "left_semi")
     waited_ms = F.col("run_end_ms") - F.col("time_ms")
     is_lost = waited_ms > F.col("timeout_ms") + LATENESS_MAX_MS
-    unfinished = suspects.join(partners, [*_ROW], "left_anti").join(F.broadcast(run_ends), "run_id")
-    unfinished = unfinished.withColumn("waited_ms", F.when(~is_lost, waited_ms)).localCheckpoint()
-    carried_in = partners.join(suspects, [*_ROW], "left_anti").join(F.broadcast(run_ends), "run_id")
+    unfinished = suspects.join(partners, [*_ROW], "left_anti").join(tasks.small_side(run_ends), "run_id")
+    unfinished = unfinished.withColumn("waited_ms", F.when(~is_lost, waited_ms)).localCheckpoint(eager=False)
+    carried_in = partners.join(suspects, [*_ROW], "left_anti").join(tasks.small_side(run_ends), "run_id")
     entered_ms = F.greatest(F.col("run_begin_ms") - F.col("registered_ms"), F.lit(0))
-    carried_in = carried_in.withColumn("entered_ms", entered_ms).localCheckpoint()
+    carried_in = carried_in.withColumn("entered_ms", entered_ms).localCheckpoint(eager=False)
     if carried_in.isEmpty():
         return UnmatchedRows(unfinished, None, unfinished)
     return _across_runs(begun, unfinished, carried_in)
@@ -94,9 +94,9 @@ def _across_runs(begun: DataFrame, unfinished: DataFrame, carried_in: DataFrame)
     With a journal, sessions keep their numbers across a restart and the engine's clock continues. Unary waits (session
     0) end with their daemon.
     """
-    left = _join_waits(carried_in, unfinished, "left_anti").localCheckpoint()
-    known = _join_waits(begun, F.broadcast(left), "left_semi")
-    again = _join_waits(left, known, "left_semi").localCheckpoint()
+    left = _join_waits(carried_in, unfinished, "left_anti").localCheckpoint(eager=False)
+    known = _join_waits(begun, tasks.small_side(left), "left_semi")
+    again = _join_waits(left, known, "left_semi").localCheckpoint(eager=False)
     return UnmatchedRows(
         _join_waits(unfinished, carried_in, "left_anti"), left.join(again, [*_ROW], "left_anti"), unfinished, again
     )

@@ -5,7 +5,8 @@ are read again for the backlog and for slow produces, together with the events a
 Everything else is computed from the facts, which Spark caches in memory or on disk.
 
 A report is DIR/tables/NAME as Parquet, DIR/csv/NAME.csv, and the page DIR/report.html. Spark writes the tables that it
-computed, whatever their size. The CSV files and the page contain the first rows of each table in its sort order.
+computed, whatever their size; in a session for few rows, the driver does. The CSV files and the page contain the first
+rows of each table in its sort order.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ from purgatory_pipeline.report.facts import (
     registered_counts,
 )
 from purgatory_pipeline.report.report_tables import PAGE_ROWS_MAX, TABLES, ResultTable
-from purgatory_pipeline.spark.tasks import frame_of
+from purgatory_pipeline.spark.tasks import collected, frame_of, is_small
 
 PRODUCE: Final = codes.KIND_NAMES[codes.PRODUCE]
 WINDOW_MS_MIN: Final = 1_000
@@ -133,46 +134,48 @@ class _Counts:
 
 def _count(registrations: DataFrame, outcomes: DataFrame, unmatched: UnmatchedRows, window_ms: int) -> _Counts:
     """The first step: read registrations and outcomes once."""
-    registered = registered_counts(registrations, window_ms).localCheckpoint()
+    registered = registered_counts(registrations, window_ms).localCheckpoint(eager=False)
     facts = make_facts(registered, outcomes, unmatched, window_ms)
-    return _Counts(registered, facts, condensed(facts.persist()).localCheckpoint())
+    return _Counts(registered, facts, condensed(facts.persist()).localCheckpoint(eager=False))
 
 
 def _derive(
     counts: _Counts, outcomes: DataFrame, events: DataFrame, options: ReportOptions, pool: ThreadPoolExecutor
 ) -> Report:
     """The second step: all tables but the backlog, from the counts; for slow produces, from their rows too."""
-    levels = pool.submit(_of_levels, counts.facts, counts.few, options)
-    largest = advice.largest_topics(counts.few, options.topics_max)
-    missed = near_misses.near_misses(outcomes, events).localCheckpoint()
-    waited = advice.waited_counts(counts.few, missed, largest)
+    levels = pool.submit(lambda: rollups.rolled_up(counts.facts, counts.few).localCheckpoint(eager=False))
+    largest = advice.largest_topics(counts.few, options.topics_max).localCheckpoint(eager=False)
+    missed = near_misses.near_misses(outcomes, events).localCheckpoint(eager=False)
+    rows = levels.result()
+    found = collected(
+        {
+            "waited": advice.waited_counts(counts.few, missed, largest),
+            "timeouts": advice.timeout_counts(counts.registered, largest),
+            "measured": anomalies.measured_windows(rows, options.topics_max),
+        }
+    )
+    waited, timeouts, measured = (part.to_pandas() for part in found.values())
     slow_over_ms = _slow_over_ms(waited, options)
-    slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
-    held = stragglers.held_counts(stragglers.held_back(slow, events))
-    in_use = advice.timeouts_in_use(advice.timeout_counts(counts.registered, largest))
+    slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint(eager=False)
+    held = stragglers.held_counts(slow, events)
+    in_use = advice.timeouts_in_use(timeouts)
     ends = ending_calls.operation_ends(outcomes, missed)
-    advised = advice.advise(waited, in_use, options.timeouts_ms, partial(ending_calls.widening, ends))
-    computed, known = levels.result()
-    known |= {"slow_produces": stragglers.slow_produces(held), "stragglers": stragglers.stragglers(held), **advised}
-    known["near_misses"] = near_misses.near_miss_table(waited)
-    totals = {name: sum(known["windows"].column(name).to_pylist()) for name in TOTALS}
-    return Report(counts.registered.sparkSession, computed, known, totals, slow_over_ms, (counts.facts,))
-
-
-def _of_levels(
-    facts: DataFrame, few: DataFrame, options: ReportOptions
-) -> tuple[dict[str, DataFrame], dict[str, pa.Table]]:
-    """Tables that sum facts up by group, topic or window: those Spark computes, and those the driver has."""
-    rows = rollups.rolled_up(facts, few).localCheckpoint()
-    measured = anomalies.measured_windows(rows, options.topics_max)
-    computed = {"groups": rollups.group_waits(rows, options.window_ms), "topics": rollups.topic_waits(rows)}
     known = {
         "windows": rollups.window_waits(measured, options.window_ms),
+        "anomalies": anomalies.anomalies(measured, options.window_ms),
+        "slow_produces": stragglers.slow_produces(held),
+        "stragglers": stragglers.stragglers(held),
+        **advice.advise(waited, in_use, options.timeouts_ms, partial(ending_calls.widening, ends)),
+        "near_misses": near_misses.near_miss_table(waited),
+    }
+    computed = {
+        "groups": rollups.group_waits(rows, options.window_ms),
+        "topics": rollups.topic_waits(rows),
         "hot_keys": rollups.hot_keys(rows, options.top),
         "principals": rollups.principals(rows),
-        "anomalies": anomalies.anomalies(measured, options.window_ms),
     }
-    return computed, known
+    totals = {name: sum(known["windows"].column(name).to_pylist()) for name in TOTALS}
+    return Report(counts.registered.sparkSession, computed, known, totals, slow_over_ms, (counts.facts,))
 
 
 def _slow_over_ms(counts: pd.DataFrame, options: ReportOptions) -> int | None:
@@ -196,6 +199,9 @@ Written = dict[str, tuple[pd.DataFrame, int]]
 
 
 def write_tables(computed: Mapping[str, DataFrame], known: Mapping[str, pa.Table], place: Location) -> Written:
+    if all(is_small(frame.sparkSession) for frame in computed.values()):
+        few = {name: rows.cast(TABLES[name].schema) for name, rows in collected(computed).items()}
+        computed, known = {}, {**known, **few}
     with ThreadPoolExecutor(WRITERS) as pool:
         writing = {
             name: pool.submit(write_computed, computed[name], table, place)

@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from purgatory_pipeline.report.facts import queried
-from purgatory_pipeline.report.report_tables import GROUPS, HOT_KEYS, PRINCIPALS, TOPICS, WINDOWS
+from purgatory_pipeline.report.report_tables import GROUPS, HOT_KEYS, TOPICS, WINDOWS
+from purgatory_pipeline.spark.tasks import small_side
 
 OF_GROUPS: Final = 0
 OF_TOPICS: Final = 1
@@ -44,14 +45,13 @@ def window_waits(rows: pd.DataFrame, window_ms: int) -> pa.Table:
     return pa.Table.from_pandas(of_windows.assign(window_start=starts), WINDOWS.schema, preserve_index=False)
 
 
-def hot_keys(rows: DataFrame, top: int) -> pa.Table:
+def hot_keys(rows: DataFrame, top: int) -> DataFrame:
     found = queried("hot_keys", lost=queried("lost", rows=rows, by="partition"), top=top)
-    return pa.Table.from_pandas(found.toPandas(), HOT_KEYS.schema, preserve_index=False)
+    return found.select(*HOT_KEYS.column_names)
 
 
-def principals(rows: DataFrame) -> pa.Table:
-    found = queried("principals", lost=queried("lost", rows=rows, by="principal"))
-    return pa.Table.from_pandas(found.toPandas(), PRINCIPALS.schema, preserve_index=False)
+def principals(rows: DataFrame) -> DataFrame:
+    return queried("principals", lost=queried("lost", rows=rows, by="principal"))
 
 
 SLOT_BITS: Final = 5
@@ -75,7 +75,5 @@ def deepest_backlog(outcomes: DataFrame, unfinished: DataFrame | None = None) ->
     """
     never = outcomes.where("false") if unfinished is None else unfinished
     steps = queried("backlog_steps", outcomes=outcomes, unfinished=never, slot_bits=SLOT_BITS)
-    deep = queried("backlog_slots", steps=steps).localCheckpoint()
-    if deep.count() <= BROADCAST_ROWS_MAX:
-        deep = F.broadcast(deep)
-    return queried("backlog", steps=steps, deep=deep)
+    deep = queried("backlog_slots", steps=steps).localCheckpoint(eager=False)
+    return queried("backlog", steps=steps, deep=small_side(deep, BROADCAST_ROWS_MAX))

@@ -41,6 +41,8 @@ _LOCAL_DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    # These are the functions of Spark's machine learning, which take longer to register than Spark to start otherwise.
+    "spark.sql.extensions.test.loadFromCp": "false",
 }
 _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -55,11 +57,16 @@ _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 SMALL_ROWS: Final = 200_000
 """Up to this many rows, Spark spends its time on starting, planning and compiling, and little of it on rows."""
 _SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_SMALL_JAVA: Final = f" {_SHORT_JAVA} -XX:MetaspaceSize=256m"
-"""Java that runs for seconds: one compiler, and no collection when the classes outgrow 21 MB."""
+_SMALL_JAVA: Final = (
+    f" {_SHORT_JAVA} -XX:MetaspaceSize=256m -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""Java that runs for seconds: one compiler, no collection when the classes outgrow 21 MB, and no verification of the
+20,000 classes of Spark.
+"""
 _SMALL_DEFAULTS: Final = {
     _SHUFFLE_PARTITIONS: "1",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }

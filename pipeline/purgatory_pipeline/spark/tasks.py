@@ -2,12 +2,13 @@
 
 import ctypes
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial, reduce
 from importlib import resources
 from typing import Final, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -27,6 +28,27 @@ def parallelism(spark: SparkSession) -> int:
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
     return spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
+
+
+def is_small(spark: SparkSession) -> bool:
+    """Whether all rows of a shuffle go to one task, as `spark_session` sets it for few rows."""
+    return spark.conf.get("spark.sql.shuffle.partitions") == "1"
+
+
+def small_side(frame: DataFrame, rows_max: int | None = None) -> DataFrame:
+    """The smaller side of a join, broadcast if it has at most so many rows. In a small session that would spare no
+    shuffle, and be a job of its own.
+    """
+    if is_small(frame.sparkSession) or (rows_max is not None and frame.count() > rows_max):
+        return frame
+    return F.broadcast(frame)
+
+
+def collected(frames: Mapping[str, DataFrame]) -> dict[str, pa.Table]:
+    """The rows of several frames, by one query. Columns of the same name have the same type in all frames."""
+    tagged = [frame.withColumn("frame", F.lit(name)) for name, frame in frames.items()]
+    rows = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), tagged).toArrow()
+    return {name: rows.filter(pc.field("frame") == name).select(frame.columns) for name, frame in frames.items()}
 
 
 def in_tasks(

@@ -125,6 +125,23 @@ def test_the_tables_equal_those_of_duckdb(spark: SparkSession, made: tuple[Path,
             pd.testing.assert_frame_equal(*both, obj=name)
 
 
+def test_few_rows_give_the_same_tables_by_eight_jobs(
+    spark: SparkSession, made: tuple[Path, Counter[int]], tables: Path, tmp_path: Path
+) -> None:
+    """A session for few rows shuffles into one partition: the driver writes all tables, and nothing is broadcast."""
+    jobs = spark.sparkContext.statusTracker()
+    before = {*jobs.getJobIdsForGroup(None)}
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    try:
+        assert main(["report", str(made[0]), "--out", str(tmp_path)]) == 0
+    finally:
+        spark.conf.unset("spark.sql.shuffle.partitions")
+    assert len({*jobs.getJobIdsForGroup(None)} - before) <= 8
+    for name, table in TABLES.items():
+        both = (comparable(read(out, name), table.key) for out in (tmp_path, tables))
+        pd.testing.assert_frame_equal(*both, obj=name)
+
+
 def comparable(rows: pd.DataFrame, key: tuple[str, ...]) -> pd.DataFrame:
     """Rows sorted by key, with numbers as floats and instants in one time zone."""
     instants = [name for name in ("window_start", "at", "compared_with") if name in rows]
