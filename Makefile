@@ -132,7 +132,7 @@ crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load, 30 times
 stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on random histories (SEED=7 ARGS="--count 200")
 	@$(HISTORIES) --world stream $(ARGS)
 
-stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream, its executors, and a query that reads results, 10 times each: no outcome lost or duplicated (SEED=0)
+stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream, kill and stop its executors, kill a query that reads results, 10 times each: no outcome lost or duplicated (SEED=0)
 	@$(HISTORIES) --world spark --jobs 1 --count 3 $(ARGS)
 
 abuse: $(STAMPS)/dev $(STAMPS)/engine ## Attacks, floods, fuzzed requests and churn at a real daemon (ARGS="--only flood", or --minutes 120 --requests 1000000 --seed 7)

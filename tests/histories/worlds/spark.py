@@ -6,12 +6,14 @@ No outcome may be lost, wrong or duplicated. `python -m tests.histories.worlds.s
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -41,7 +43,17 @@ Main = Callable[[list[str]], int]
 SLICES_PER_KILL: Final = 3
 STREAM_LIFE_S: Final = (4.0, 14.0)
 """Time between two kills: from before the first micro-batch to several batches later."""
+STOP_S: Final = (0.5, 8.0)
+KILLED, STOPPED, GIVEN_UP = FAULTS_OF_EXECUTORS = "killed executors", "stopped workers", "workers of a lost executor"
+WRITE_ON_S: Final = 0.5
+"""A worker writes its files in less."""
+SPECULATION: Final = {
+    "spark.speculation": "true", "spark.speculation.quantile": "0.5", "spark.speculation.multiplier": "1.1",
+    "spark.speculation.efficiency.enabled": "false",
+    "spark.eventLog.enabled": "true", "spark.eventLog.compress": "false", "spark.executor.memory": "768m",
+}  # fmt: skip
 QUERY_LIFE_S: Final = (3.0, 10.0)
+REPEATED: Final = re.compile(r'^.*SparkListenerTaskStart.*("Attempt":[1-9]|"Speculative":true)', re.MULTILINE)
 END_S: Final = 600
 SESSION: Final = "nightly"
 PER_KILL: Final = 400
@@ -81,11 +93,13 @@ class StreamWorld:
         self.history: Final = SimulatedHistory.of_seed(seed, 1_000 + 500 * kills)
         self._random: Final = random.Random(seed)
         self._folders: Final = StreamFolders(folder)
+        self._folder: Final = folder
         self._log: Final = folder / "log"
         self._parts: Final = self._folders.slices(self.history.rows, SLICES_PER_KILL * (kills + 1))
         self._words: Final = [
             "stream", "--registrations", str(self._folders.registrations), "--events", str(self._folders.events),
-            "--results", str(self._folders.results), "--shards", "2", "--delay", "100ms", "--files-per-batch", "1",
+            "--results", str(self._folders.results), "--checkpoint", str(folder / "checkpoint"),
+            "--shards", "2", "--delay", "100ms", "--files-per-batch", "1",
         ]  # fmt: skip
         """The command without settings of Spark."""
         self._settings: Final = [
@@ -99,24 +113,60 @@ class StreamWorld:
     def kill_driver(self, kills: int) -> None:
         for _ in range(kills):
             program = self.start()
-            self._feed(program)
+            self._feed()
+            time.sleep(self._random.uniform(*STREAM_LIFE_S))  # a random moment is the point of the test
+            program.check()
             program.kill()
 
-    def kill_executors(self, kills: int, cluster: Path) -> None:
-        program = self.start()
-        for _ in range(kills):
-            self._feed(program)
+    def hit_executors(self, faults: int, cluster: Path) -> Counter[str]:
+        """Cause faults, each when a task begins to write. Returns how many of each kind."""
+        program, caused = self.start(), Counter[str]()
+        for _ in range(faults):
+            written = self._written()
+            self._feed()
+            program.until(partial(self._has_written_more, written))
             while not (running := executor_processes(cluster.resolve())):
                 time.sleep(0.2)  # the last one has just been killed
-            os.kill(self._random.choice(running), signal.SIGKILL)
+            busy = [executor for executor in running if any(map(children_of, children_of(executor)))]
+            caused[self._hit(self._random.choice(busy or running), program)] += 1
         program.kill()
+        return caused
 
-    def _feed(self, program: SparkProgram) -> None:
-        """Add rows, then wait for a random time."""
+    def _written(self) -> int:
+        """How many micro-batches have written outcomes, or begun to."""
+        return len(list((self._folders.results / "outcomes").glob("batch=*")))
+
+    def _has_written_more(self, than: int) -> bool:
+        return self._written() > than
+
+    def _hit(self, executor: int, program: SparkProgram) -> str:
+        """Kill an executor; or stop its Python workers for a while, so that others repeat their tasks, and both write.
+
+        An executor that is killed ends its workers. If their parent is stopped it cannot, and they go on after their
+        task is done elsewhere and the micro-batch is committed.
+        """
+        fault = self._random.choice(FAULTS_OF_EXECUTORS)
+        parents = children_of(executor)
+        workers = [child for parent in parents for child in children_of(parent)]
+        committed = newest(self._folder, "commits")
+        if fault == KILLED or not workers:
+            os.kill(executor, signal.SIGKILL)
+            return KILLED
+        if fault == STOPPED:
+            send(signal.SIGSTOP, workers)
+            time.sleep(self._random.uniform(*STOP_S))  # until after the other attempt, or while it writes
+        else:
+            send(signal.SIGSTOP, [*parents, *workers])
+            os.kill(executor, signal.SIGKILL)
+            program.until(lambda: newest(self._folder, "commits") > committed)
+        send(signal.SIGCONT, workers)
+        time.sleep(WRITE_ON_S)
+        send(signal.SIGCONT, parents)
+        return fault
+
+    def _feed(self) -> None:
         for _ in range(SLICES_PER_KILL):
             self._folders.write(self._parts.pop(0))
-        time.sleep(self._random.uniform(*STREAM_LIFE_S))  # a random moment is the point of the test
-        program.check()
 
     def finish(self, main: Main | None = None) -> list[str]:
         """Process the remaining rows. Returns the outcomes that were lost, wrong or duplicated.
@@ -129,6 +179,18 @@ class StreamWorld:
         code = main([*self._words, "--once"]) if main else self.start("--once").process.wait(END_S)
         assert code == 0, self._log.read_text()[-2_000:]
         return differences(self._folders.outcomes(), self.history.outcomes)
+
+
+def children_of(parent: int) -> list[int]:
+    """Process ids of the children of a process (Linux); none if it has ended."""
+    lists = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(child) for path in lists for child in path.read_text().split()]
+
+
+def send(signal_number: int, processes: Iterable[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # it was ended
+            os.kill(process, signal_number)
 
 
 def executor_processes(folder: Path) -> list[int]:
@@ -213,7 +275,7 @@ def is_in_a_batch(folder: Path, before: int) -> bool:
 
 
 def run(history: History) -> None:
-    """Kill the stream, its executors, or the query that reads results, by the seed."""
+    """Kill the stream, kill and stop its executors, or kill the query that reads results, by the seed."""
     seed, operations = history.seed, list[plain.Operation]()
     with tempfile.TemporaryDirectory(prefix="spark-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -223,10 +285,14 @@ def run(history: History) -> None:
             wrong, operations = world.finish(), world.history.operations
         elif seed % 3 == 1:
             cluster = stack.enter_context(StandaloneCluster(folder / "cluster"))
-            inherited = [f"spark.executorEnv.{name}={value}" for name, value in worker_environment().items()]
-            settings = [word for setting in (*inherited, "spark.executor.memory=768m") for word in ("--conf", setting)]
-            world = StreamWorld(folder / "stream", KILLS, seed, ["--master", cluster.url, *settings])
-            world.kill_executors(KILLS, cluster.folder)
+            (events := folder / "spark-events").mkdir()
+            inherited = {f"spark.executorEnv.{name}": value for name, value in worker_environment().items()}
+            settings = SPECULATION | inherited | {"spark.eventLog.dir": events.as_uri()}
+            words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+            world = StreamWorld(folder / "stream", KILLS, seed, ["--master", cluster.url, *words])
+            history.figures.update(world.hit_executors(KILLS, cluster.folder))
+            for log in events.rglob("events_*"):
+                history.figures["repeated tasks"] += len(REPEATED.findall(log.read_text()))
             wrong, operations = world.finish(), world.history.operations
         else:
             daemon = stack.enter_context(DaemonProcess(folder / "daemon"))
