@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from purgatory.engine.codes import EVENT_NAMES, HIGH_WATERMARK, KIND_NAMES, PRODUCE
 
 PARTITIONS: Final = 100
-BEGIN_MS: Final = 1_800_000_000_000
+BEGIN_MS: Final = 1_700_000_000_000
+"""In the past: rows ahead of the clock are set aside."""
 STEP_MS: Final = 1_000
 """Event time between micro-batches."""
 MARKS_AT_MS: Final = 950

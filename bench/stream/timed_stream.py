@@ -38,6 +38,7 @@ def main() -> None:
     options = StreamOptions(checkpoint=str(given.out / "_checkpoint"), shards=given.shards, delay_ms=0, once=True)
     query = start_stream(session, inputs, StreamOutput(str(given.out), str(given.out)), options)
     query.awaitTermination()
+    assert any(given.out.glob("outcomes/*/*.parquet")), "no outcomes"
     batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
     print(json.dumps([progress["durationMs"]["triggerExecution"] / 1_000 for progress in batches]))
     session.stop()
