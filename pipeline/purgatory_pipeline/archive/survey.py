@@ -26,7 +26,6 @@ from purgatory_pipeline.archive.catalog import ROW_KEYS, to_utc
 from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
 from purgatory_pipeline.engine_rows.integers import Flags, Integers, hash_operations, mix
 from purgatory_pipeline.location import open_location, reading
-from purgatory_pipeline.spark.tasks import keep_freed_memory
 
 BUCKETS: Final = 1 << 14
 # How the rows of used files are classified.
@@ -98,7 +97,6 @@ class Survey:
 
 
 def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> Survey:
-    keep_freed_memory()
     survey = Survey()
     for file in files:
         clock = FileClock(file.run_id, file.table)

@@ -30,7 +30,6 @@ from purgatory_pipeline.replay.policy import Policy
 from purgatory_pipeline.replay.replay_sums import ReplaySums
 from purgatory_pipeline.replay.run_files import RunContext, RunFiles, TableReader, chunks_of
 from purgatory_pipeline.replay.run_replay import RunReplay
-from purgatory_pipeline.spark.tasks import keep_freed_memory
 
 VERDICTS: Final = ("equal", "different", "no outcome", "in doubt")
 
@@ -76,7 +75,6 @@ def replay_run(
     replay: ReplayPlan, facts: RunContext, chunks: Iterable[RowChunk], tally: ReplaySums, *, results: bool
 ) -> Iterator[pa.RecordBatch]:
     """Replays one run and adds to the sums; yields rows for its operations if `results`."""
-    keep_freed_memory()
     rows: list[pa.RecordBatch] = []
 
     def add_rows(run_id: str, finished: OpenOperations, verdicts: Sequence[Column]) -> None:
@@ -173,7 +171,6 @@ def units_of(runs: Sequence[RunFiles], tables: Sequence[str], rows_max: int) -> 
 
 
 def find_connections(uri: str, unit: Unit, keys_max: int) -> Connections:
-    keep_freed_memory()
     connections = Connections(keys_max)
     for chunk in _chunks(uri, unit, Counter(), columns=NAMING[unit.files[0].table]):
         connections.add(chunk)
@@ -189,7 +186,6 @@ NAMING: Final = {
 
 def pack_by_bin(uri: str, unit: Unit, assignment: BinAssignment) -> Iterator[pa.RecordBatch]:
     """A unit's rows by bin, packed; at the end what was counted."""
-    keep_freed_memory()
     counts: Counter[str] = Counter()
     for number, chunk in enumerate(_gathered(uri, unit, counts)):
         spread_out, bins = assign_bins(chunk, assignment, counts)

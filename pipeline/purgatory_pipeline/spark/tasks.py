@@ -1,9 +1,8 @@
 """Work in tasks of Spark. Sessions of Spark Connect have no `SparkContext`, so what needs one is here."""
 
-import ctypes
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial, reduce
+from functools import partial, reduce
 from importlib import resources
 from typing import Final, TypeVar
 
@@ -91,19 +90,3 @@ def queried(folder: str, name: str, **inputs: DataFrame | int | str) -> DataFram
     # Spark Connect names checkpoints by their ids, and drops each with the last Python frame that is made of it.
     vars(getattr(found, "_plan", found))["inputs"] = inputs
     return found
-
-
-__all__ = ["keep_freed_memory"]
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Lets this process keep up to 1 GB of freed memory, for Arrow and numpy alike, instead of returning it to the
-    system: for small windows of rows, the page faults of new pages cost more than all work on the rows. Only glibc has
-    this setting; elsewhere nothing changes.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for parameter, octets in ((-3, 1 << 30), (-1, 1 << 30), (-2, 1 << 26)):  # M_MMAP_THRESHOLD, trim, top pad
-            mallopt(parameter, octets)
-        pa.set_memory_pool(pa.system_memory_pool())
