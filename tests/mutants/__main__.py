@@ -12,17 +12,18 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Final
-
-from tests.mutants.equivalent import EQUIVALENT
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 WORK: Final = ROOT / ".build" / "mutants"
 ALIVE: Final = {"survived", "no tests", "skipped"}
 """mutmut's statuses of mutants that no test kills."""
 KILLED_MIN: Final = 0.95
+EQUIVALENT: Final = tomllib.loads(Path(__file__).with_name("equivalent.toml").read_text("utf-8"))["equivalent"]
+"""Function, change and reason of mutants that no test can kill."""
 
 
 def main() -> int:
