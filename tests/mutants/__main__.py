@@ -22,7 +22,9 @@ WORK: Final = ROOT / ".build" / "mutants"
 ALIVE: Final = {"survived", "no tests", "skipped"}
 """mutmut's statuses of mutants that no test kills."""
 KILLED_MIN: Final = 0.95
-EQUIVALENT: Final = tomllib.loads(Path(__file__).with_name("equivalent.toml").read_text("utf-8"))["equivalent"]
+EQUIVALENT: Final[list[list[str]]] = tomllib.loads(Path(__file__).with_name("equivalent.toml").read_text("utf-8"))[
+    "equivalent"
+]
 """Function, change and reason of mutants that no test can kill."""
 
 
