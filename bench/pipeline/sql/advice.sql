@@ -9,8 +9,8 @@ WITH large AS (
 SELECT * FROM curve SEMI JOIN large USING (topic, kind)
 UNION ALL BY NAME
 SELECT NULL AS topic, kind, waited_ms, sum(satisfied)::BIGINT AS satisfied, sum(done)::BIGINT AS done, sum(failed)::BIGINT AS failed,
-    sum(cancelled)::BIGINT AS cancelled, sum(expired)::BIGINT AS expired, sum(entered)::BIGINT AS entered,
-    sum(censored)::BIGINT AS censored
+    sum(cancelled)::BIGINT AS cancelled, sum(expired)::BIGINT AS expired, sum(unreached)::BIGINT AS unreached,
+    sum(entered)::BIGINT AS entered, sum(censored)::BIGINT AS censored
 FROM curve GROUP BY ALL;
 CREATE OR REPLACE TEMP TABLE hazards AS
 WITH risks AS (
@@ -30,6 +30,23 @@ WITH risks AS (
 )
 SELECT *, coalesce(waited_ms <= known_until_ms, FALSE) AS is_known, if(is_over, 0, exp(logarithm)) AS waiting
 FROM sums;
+-- The curve if those of which no later event is known could only fail or be cancelled: the upper bound is from there.
+CREATE OR REPLACE TEMP TABLE upper AS
+WITH shares AS (
+    SELECT *, greatest(at_risk - failed - cancelled, 1) / greatest(at_risk, 1) AS others FROM hazards
+), stayed AS (
+    SELECT *, exp(sum(ln(others)) OVER along) AS staying FROM shares
+    WINDOW along AS (PARTITION BY topic, kind ORDER BY waited_ms)
+), remaining AS (
+    SELECT *, staying * sum(unreached / staying) OVER along AS unreached_left FROM stayed
+    WINDOW along AS (PARTITION BY topic, kind ORDER BY waited_ms)
+), before AS (
+    SELECT *, coalesce(lag(unreached_left) OVER (PARTITION BY topic, kind ORDER BY waited_ms), 0) AS came FROM remaining
+)
+SELECT *, sum(if(ends > 0, ln((greatest(at_risk - ends, 1) + came * others) / (greatest(at_risk, 1) + came)), 0))
+        OVER along AS most,
+    sum(ends / ((greatest(at_risk - ends, 1) + came * others) * (greatest(at_risk, 1) + came))) OVER along AS most_variance
+FROM before WINDOW along AS (PARTITION BY topic, kind ORDER BY waited_ms);
 
 -- Operations that end in one call: the variance of each curve, over that of operations that end one by one.
 CREATE OR REPLACE TEMP TABLE influences AS
@@ -56,16 +73,20 @@ SELECT topic, kind, at_ms, factor, lead(at_ms) OVER along AS next_ms, lead(facto
 FROM factors WINDOW along AS (PARTITION BY topic, kind ORDER BY at_ms);
 CREATE OR REPLACE TEMP TABLE estimate AS
 WITH widths AS (
-    SELECT h.*, if(logarithm < 0, 1.959963984540054 * sqrt(variance * coalesce(
-        factor + coalesce((next_factor - factor) * (ln(waited_ms + 1) - ln(at_ms + 1)) / (ln(next_ms + 1)
-            - ln(at_ms + 1)), 0), 1)) / abs(logarithm), 0) AS width
-    FROM hazards h LEFT JOIN widenings w ON h.topic IS NOT DISTINCT FROM w.topic AND h.kind = w.kind
+    SELECT h.*, if(logarithm < 0 AND NOT is_over, coalesce(
+            factor + coalesce((next_factor - factor) * (ln(waited_ms + 1) - ln(at_ms + 1)) / (ln(next_ms + 1)
+                - ln(at_ms + 1)), 0), 1), 0) AS wider,
+        1.6448536269514722 + 0.3151103575885818 * exp(-2 * (most - logarithm) / greatest(sqrt(variance * wider), 1e-9))
+            AS z
+    FROM upper h LEFT JOIN widenings w ON h.topic IS NOT DISTINCT FROM w.topic AND h.kind = w.kind
         AND waited_ms >= at_ms AND (waited_ms < next_ms OR next_ms IS NULL)
 )
 SELECT topic, kind, waited_ms, satisfied + failed + cancelled + censored AS operations, done, expired,
     at_risk, left_until, is_known, waiting,
-    if(is_over, NULL, exp(logarithm * exp(width))) AS waiting_low,
-    if(is_over, NULL, exp(logarithm * exp(-width))) AS waiting_high,
+    if(is_over, if(came > 0, 0, NULL), exp(logarithm * exp(z * sqrt(variance * wider) / greatest(-logarithm, 1e-9))))
+        AS waiting_low,
+    if(is_over AND came = 0, NULL, exp(most * exp(-z * sqrt(most_variance * wider) / greatest(-most, 1e-9))))
+        AS waiting_high,
     sum(before * satisfied / greatest(at_risk, 1)) OVER along AS satisfied,
     sum(before * failed / greatest(at_risk, 1)) OVER along AS failed,
     sum(before * cancelled / greatest(at_risk, 1)) OVER along AS cancelled

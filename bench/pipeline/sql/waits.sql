@@ -73,6 +73,7 @@ SELECT topic, kind, waited_ms, count(*) FILTER (outcome IN ('satisfied', 'reache
     count(*) FILTER (outcome = 'satisfied') AS done,
     count(*) FILTER (outcome = 'failed') AS failed, count(*) FILTER (outcome = 'cancelled') AS cancelled,
     count(*) FILTER (outcome IN ('expired', 'reached')) AS expired,
+    count(*) FILTER (outcome = 'expired' AND kind IN ('produce', 'delete_records', 'signal')) AS unreached,
     count(*) FILTER (outcome = 'entered') AS entered,
     count(*) FILTER (outcome NOT IN ('satisfied', 'reached', 'failed', 'cancelled', 'entered')) AS censored
 FROM (

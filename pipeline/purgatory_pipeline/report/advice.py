@@ -180,6 +180,7 @@ def _curves(counts: pd.DataFrame) -> Iterator[tuple[CurveKey, pd.DataFrame]]:
         SATISFIED: is_fate[SATISFIED] | is_fate[REACHED],
         EXPIRED: counts["fate"].isin([EXPIRED, REACHED]),
         "censored": ~counts["fate"].isin([*is_fate]),
+        "unreached": (counts["fate"] == EXPIRED) & counts["kind"].isin(LOOKED_UP),
     }
     split = counts.assign(**{name: counts["operations"].where(is_so, 0) for name, is_so in fates.items()})
     both = pd.concat([split.assign(topic=ALL), split.dropna(subset=["topic"])])
@@ -190,10 +191,10 @@ def _curves(counts: pd.DataFrame) -> Iterator[tuple[CurveKey, pd.DataFrame]]:
 
 
 def _estimate(frame: pd.DataFrame, widening: Floats | None = None) -> Curve:
-    waited_ms, censored, entered, *ended = (
-        frame[name].to_numpy(np.int64) for name in ("waited_ms", "censored", CARRIED_IN, *COMPETING)
+    waited_ms, censored, entered, unreached, *ended = (
+        frame[name].to_numpy(np.int64) for name in ("waited_ms", "censored", CARRIED_IN, "unreached", *COMPETING)
     )
-    return estimate(waited_ms, ended, censored, entered, widening)
+    return estimate(waited_ms, ended, censored, entered, widening, unreached)
 
 
 def _expired_under(counts: pd.DataFrame, topic: str | None, kind: str) -> Mapping[int, int]:

@@ -9,7 +9,8 @@ only that it waits longer than that; in the same millisecond such ends come afte
 
 Operations that were registered before the rows that were read count from the time from which they were observed
 (delayed entry). Bounds are Greenwood's, on the log(-log) scale, widened where operations end together: one event that
-ends fifty operations is one observation (`cluster_variances`).
+ends fifty operations is one observation (`cluster_variances`). The upper bound also allows that expired operations of
+which no later event is known could never have been satisfied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,8 @@ def quantiles(group: Ints, value: Ints, weight: Ints, groups: int, wanted: Mappi
 Floats = NDArray[np.float64]
 
 Z: Final = 1.959963984540054
-"""Normal quantile for two-sided 95 % bounds."""
+Z_ONE_SIDED: Final = 1.6448536269514722
+"""Normal quantiles for 95 % bounds; one-sided if the truth can be near one of them only (Imbens and Manski)."""
 
 AT_RISK_MIN: Final = 10
 """Estimates are given only up to the longest wait that at least this many operations reached."""
@@ -160,7 +162,12 @@ class Curve:
 
 
 def estimate(
-    waited_ms: Ints, ended: Sequence[Ints], censored: Ints, entered: Ints | None = None, widening: Floats | None = None
+    waited_ms: Ints,
+    ended: Sequence[Ints],
+    censored: Ints,
+    entered: Ints | None = None,
+    widening: Floats | None = None,
+    unreached: Ints | None = None,
 ) -> Curve:
     """Estimate the curve from the number of operations at each time waited (ascending).
 
@@ -170,6 +177,8 @@ def estimate(
         censored: Those that left without one; at least one operation must have left.
         entered: Those that are observed only from this time of their wait on.
         widening: At each of `VARIANCES_AT_MS`, the variance over that of operations that end one by one.
+        unreached: Of those censored, the ones of which no later event is known. If there was none, they could only have
+            failed or been cancelled, and more still wait than the curve says: the upper bound allows for that.
 
     """
     ends = np.sum(ended, axis=0)
@@ -182,18 +191,30 @@ def estimate(
     # Once no operation is left, the share stays 0, whose logarithm does not exist.
     some_left, some_at_risk = np.maximum(left, 1), np.maximum(at_risk, 1)
     steps = np.where(ends > 0, np.log(some_left / some_at_risk), 0.0)
-    logarithm = np.where(is_over, -np.inf, steps.cumsum())
+    fallen = steps.cumsum()
+    logarithm = np.where(is_over, -np.inf, fallen)
     variance = (ends / (some_at_risk.astype(np.float64) * some_left)).cumsum()
     waiting = np.exp(logarithm)
     before = np.append(1.0, waiting[:-1])
     incidences = tuple((before * (some / some_at_risk)).cumsum() for some in ended)
+    # `most`: the same curve, if unreached operations can only have the other ends.
+    others = np.maximum(left + ended[0], 1) / some_at_risk
+    staying = others.cumprod()
+    unreached_left = staying * ((0 if unreached is None else unreached) / staying).cumsum()
+    came = np.append(0.0, unreached_left[:-1])
+    stay, there = some_left + came * others, some_at_risk + came
+    most = np.where(ends > 0, np.log(stay / there), 0.0).cumsum()
     # On the log(-log) scale, bounds stay between 0 and 1. It is undefined before the first fall and after the last.
-    has_fallen = (logarithm < 0) & ~is_over
     wider = 1.0 if widening is None else np.interp(np.log(waited_ms + 1.0), np.log(VARIANCES_AT_MS + 1.0), widening)
-    width = np.zeros(len(ends))
-    np.divide(Z * np.sqrt(variance * wider), np.abs(logarithm), out=width, where=has_fallen)
-    bounds = [np.exp(np.where(has_fallen, logarithm, 0.0) * np.exp(sign * width)) for sign in (1, -1)]
-    low, high = (np.where(is_over, np.nan, bound) for bound in bounds)
+    is_spread = (fallen < 0) & ~is_over
+    spread, most_spread = (
+        np.where(is_spread, np.sqrt(own * wider), 0.0) for own in (variance, (ends / (stay * there)).cumsum())
+    )
+    z = Z_ONE_SIDED + (Z - Z_ONE_SIDED) * np.exp(-2 * (most - fallen) / np.maximum(spread, SLACK))
+    low, high = (
+        np.where(is_over & (came == 0), np.nan, np.exp(end * np.exp(z * width / np.maximum(-end, SLACK))))
+        for end, width in ((logarithm, spread), (most, -most_spread))
+    )
     hazard = (ends / some_at_risk).cumsum()
     return Curve(
         int(leaving.sum()), waited_ms, at_risk, waiting, low, high, incidences, censored.cumsum(), hazard, variance

@@ -122,7 +122,14 @@ def test_shown_points_are_few_and_end_with_the_last() -> None:
     assert np.abs(np.diff(curve.waiting[shown])).max() < 0.02
 
 
-def counted(waited: Floats, ends: list[Flags], entered: Floats | None = None, clusters: Ints | None = None) -> Curve:
+def counted(
+    waited: Floats,
+    ends: list[Flags],
+    entered: Floats | None = None,
+    clusters: Ints | None = None,
+    *,
+    are_unreached: bool = False,
+) -> Curve:
     """The curve of operations that left after `waited`, each with one of the `ends` or censored."""
     times = np.unique(np.concatenate([waited, [] if entered is None else entered]).astype(np.int64))
 
@@ -131,7 +138,8 @@ def counted(waited: Floats, ends: list[Flags], entered: Floats | None = None, cl
 
     censored = count(waited[~np.any(ends, axis=0)])
     counts = [count(waited[end]) for end in ends]
-    curve = estimate(times, counts, censored, None if entered is None else count(entered))
+    unreached = censored if are_unreached else None
+    curve = estimate(times, counts, censored, None if entered is None else count(entered), None, unreached)
     if clusters is None:
         return curve
     variances = cluster_variances(curve, waited.astype(np.int64), np.any(ends, axis=0), clusters)
@@ -200,6 +208,30 @@ def test_bounds_cover_what_ends_together(together: int, calls: int) -> None:
         said = {at_ms: curve.expires(at_ms) for at_ms in truth}
         covered += sum(said[at_ms].low <= share <= said[at_ms].high for at_ms, share in truth.items())
     assert 0.93 <= covered / (300 * len(truth)) <= 0.97
+
+
+@pytest.mark.slow  # 300 repetitions
+@pytest.mark.parametrize("are_hasty_slow", [True, False])
+def test_bounds_cover_expired_waits_that_may_have_failed_later(are_hasty_slow: bool) -> None:
+    """Of expired waits only those that would have been satisfied are known, all of them or a random half; the others
+    would have failed. Timeouts are drawn, or those are short that need long.
+    """
+    rng = np.random.default_rng(2)
+    truth = {at_ms: math.exp(-at_ms / 100 - at_ms / 200) for at_ms in (60, 90, 130)}
+    covered = 0
+    for _ in range(300):
+        need_ms, fail_ms = np.ceil(rng.exponential(100, 1_000)), np.ceil(rng.exponential(200, 1_000))
+        is_hasty = need_ms > 70 if are_hasty_slow else rng.random(1_000) < 0.5
+        end_ms = np.minimum(need_ms, fail_ms)
+        is_expired = is_hasty & (end_ms > 50)
+        is_reached = is_expired & (need_ms <= fail_ms) & (are_hasty_slow | (rng.random(1_000) < 0.5))
+        waited_ms = np.where(is_expired & ~is_reached, 50, end_ms)
+        ends = [is_reached | (~is_expired & (need_ms <= fail_ms)), ~is_expired & (fail_ms < need_ms)]
+        said = counted(waited_ms, ends, are_unreached=True)
+        for at_ms, share in truth.items():
+            bounds = said.expires(at_ms)
+            covered += bounds.low <= share <= bounds.high
+    assert 0.93 <= covered / (300 * len(truth)) <= (1 if are_hasty_slow else 0.97)
 
 
 COUNTED = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 5)), max_size=40)
