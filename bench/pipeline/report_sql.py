@@ -17,7 +17,7 @@ import duckdb
 SCRIPTS: Final = Path(__file__).with_name("sql")
 TABLES: Final = (
     "account", "repeated", "groups", "topics", "windows", "hot_keys", "principals", "backlog", "slow_produces",
-    "stragglers", "advice", "near_misses", "timeouts", "survival", "anomalies",
+    "stragglers", "advice", "near_misses", "timeouts", "survival", "anomalies", "budget",
 )  # fmt: skip
 COUNTS: Final = (
     "registered", "refused", "ended", "satisfied", "failed", "expired", "cancelled", "shutting_down", "unfinished",

@@ -65,4 +65,4 @@ def test_a_history_of_three_restarts_is_accounted_for_and_compared(
     assert main(["replay", archive, "--out", str(tmp_path / "replay")]) == 0
     printed = capsys.readouterr().out
     assert f"unchanged policy: 100 % of {4 * (WAITS + 1) - KEPT:,} outcomes equal" in printed
-    assert f"{KEPT} operations have no recorded outcome" in printed, "those that were pending when the first was killed"
+    assert f"{KEPT} operations without a recorded outcome" in printed, "pending when the first was killed"

@@ -38,6 +38,17 @@ SELECT principal, kind, sum(waits)::BIGINT AS waits, sum(satisfied)::BIGINT AS s
     sum(expired_total_ms)::BIGINT AS expired_total_ms, sum(lost_ms)::BIGINT AS lost_ms
 FROM counted GROUP BY ALL;
 
+-- The error budget of an objective of 95 %.
+CREATE OR REPLACE TEMP TABLE budget AS
+WITH counted AS (
+    SELECT o.kind, if(o.kind = 'signal', '', o.topic) AS topic, o.principal, date_trunc('day', o."at") AS day, o.outcome
+    FROM outcomes o LEFT JOIN registrations r USING (run_id, session_number, operation_id, item)
+    WHERE o.item = 0 AND coalesce(r.timeout_ms, 1) > 0
+)
+SELECT kind, topic, principal, day, count(*) AS operations, count(*) FILTER (outcome = 'expired') AS expired,
+    expired / operations / (1 - 0.95) AS burnt
+FROM counted GROUP BY GROUPING SETS ((kind, topic, principal), (kind, topic, principal, day));
+
 CREATE OR REPLACE TEMP TABLE backlog AS
 WITH steps AS (
     SELECT run_id, topic, partition, kind, time_ms - waited_ms AS time_ms, 1 AS step,

@@ -2,6 +2,7 @@
 clocks that went backwards, and missing registrations or outcomes with their cause.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -112,7 +113,7 @@ class IntakeFinding:
 
     @property
     def sentence(self) -> str:
-        return f"{self.count:,} {self.name}: {self.meaning}"
+        return f"{counted(self.count, self.name)}: {self.meaning}"
 
 
 @dataclass(frozen=True)
@@ -244,6 +245,11 @@ def missing_files(runs: Sequence[DaemonRun], archive: ArchiveCatalog) -> IntakeF
             missing = archive.missing_files(table, run.run_id, first=first, last=run.last_files.get(table, 0))
             found += [f"{table} {number} of {run.run_id}" for number in missing]
     return IntakeFinding(FILES_MISSING, len(found), f"{some_runs(found)}; their rows are not in any figure")
+
+
+def counted(count: int, things: str) -> str:
+    """A number and its things; of one, the first plural becomes a singular: 1 run that crashed."""
+    return f"{count:,} " + (things if count != 1 else re.sub(r"s\b", "", things, count=1))
 
 
 def some_runs(run_ids: Iterable[str]) -> str:

@@ -34,6 +34,7 @@ def columns(shown: Callable[[object], str], *keys: str, **titles: str) -> tuple[
 
 TOPIC: Final = PageColumn("topic", "topic", wording.name)
 KIND: Final = PageColumn("kind", "kind")
+CLIENT: Final = PageColumn("principal", "client", lambda name: wording.name(name) if name else "(not authenticated)")
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,6 @@ class Page:
     title: str
     subtitle: Markup
     headlines: tuple[Headline, ...]
-    account: Section | None
-    """What the figures rest on, before everything else; None if it is one of the sections."""
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...]
     footer: tuple[str, ...] = ()

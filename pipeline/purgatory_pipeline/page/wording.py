@@ -69,7 +69,7 @@ def share(value: object) -> str:
         return f"<{NBSP}0.01{NBSP}%"
     if 99.99 < percent < 100:
         return f">{NBSP}99.99{NBSP}%"
-    places = 2 if percent < 1 or percent >= 99.9 else 1
+    places = 2 if percent < 1 or 99.9 <= percent < 100 else 1
     return f"{percent:.{places}f}{NBSP}%"
 
 
@@ -152,9 +152,8 @@ def strong(value: object) -> Markup:
 
 def subtitle(archive: str, first_at: datetime | None, last_at: datetime | None, operations: int) -> Markup:
     """The subtitle of a page: the archive, its time span, and its number of operations."""
-    return Markup("{} · {} to {} UTC · {} operations").format(
-        name(archive), instant(first_at), instant(last_at), count(operations)
-    )
+    span = (instant(first_at), instant(last_at))
+    return Markup("{} · {} to {} UTC · {}").format(name(archive), *span, plural(operations, "operation"))
 
 
 def unbroken(sentence: str) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 
 import pandas as pd
 
-from purgatory_pipeline.archive.accounting import some_runs
+from purgatory_pipeline.archive.accounting import counted, some_runs
 from purgatory_pipeline.engine_rows.arrow_chunks import REFUSED_EVENTS, REFUSED_REGISTRATIONS, UNREADABLE
 from purgatory_pipeline.replay.call_windows import NEVER
 from purgatory_pipeline.replay.open_operations import (
@@ -98,8 +98,9 @@ class ReplayAccount:
         """Caveats about the figures, as sentences."""
         notes = []
         if self.different:
-            notes.append(f"{self.different:,} operations did not end as recorded: do not rely on the figures below")
-        notes += [f"{self._counts[name]:,} {meaning}" for name, meaning in MEANINGS.items() if self._counts[name]]
+            ended = counted(self.different, "operations did not end as recorded")
+            notes.append(f"{ended}: do not rely on the figures below")
+        notes += [counted(self._counts[name], meaning) for name, meaning in MEANINGS.items() if self._counts[name]]
         unknown = [facts.run_id for facts in self._facts if not facts.settings_known]
         if unknown:
             notes.append(f"{some_runs(unknown)}: the engine's settings are not recorded; replayed with the defaults")
@@ -107,16 +108,17 @@ class ReplayAccount:
         if gaps and self.in_doubt:
             notes.append(
                 f"{some_runs(gaps)}: events are missing, or marks of an earlier run are not known; "
-                f"{self.in_doubt:,} operations that ended after that are not compared"
+                f"{counted(self.in_doubt, 'operations')} that ended after that cannot be compared"
             )
         if self._late:
-            notes.append(f"{self._late:,} operations end differently if no expiration is late, as in the lines below")
+            late = "operations would end differently if no expiration were late, as in the lines below"
+            notes.append(counted(self._late, late))
         for place, policy in enumerate(self.policies):
             for name, reason in PUSHED.items():
                 if count := self._counts[f"{name} {place}"]:
-                    notes.append(f"{policy.label}: {count:,} {name}{reason}")
+                    notes.append(f"{policy.label}: {counted(count, name)}{reason}")
         if self.no_outcome:
-            notes.append(f"{self.no_outcome:,} operations have no recorded outcome: their history ends, or it was lost")
+            notes.append(counted(self.no_outcome, "operations without a recorded outcome: not there yet, or lost"))
         return notes
 
 
@@ -127,11 +129,11 @@ PUSHED: Final = {
 """How pushed high watermarks were treated under policies that move them, and why."""
 
 MEANINGS: Final = {
-    NOT_DUE: "recorded expirations were not due in the replay",
-    NOT_TAKEN: "registrations were refused by the engine in the replay",
-    CLOCK_FALLS: "rows whose clock went back were moved to the latest instant before them",
-    REPEATED_ROWS: "duplicate rows are counted once",
-    REFUSED_EVENTS: "events are recorded as refused and are left out",
-    UNREADABLE: "rows with a word that this version does not know are left out",
-    IDLE_EVENTS: "events of partitions on which nothing waits are left out",
+    NOT_DUE: "recorded expirations not due in the replay",
+    NOT_TAKEN: "registrations refused by the engine in the replay",
+    CLOCK_FALLS: "rows whose clock went back, moved to the latest instant before",
+    REPEATED_ROWS: "duplicate rows, counted once",
+    REFUSED_EVENTS: "events recorded as refused, left out",
+    UNREADABLE: "rows with a word that this version does not know, left out",
+    IDLE_EVENTS: "events of partitions on which nothing waits, left out",
 }

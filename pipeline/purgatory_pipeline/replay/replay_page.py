@@ -96,9 +96,10 @@ def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:
         title="Purgatory replay",
         subtitle=wording.subtitle(info.archive, info.first_at, info.last_at, info.compared),
         headlines=_headlines(info),
-        account=_account(info),
         findings=_findings(frames["outcomes"], policies),
+        notices=info.notes,
         sections=(
+            _account(info),
             _outcomes_section(frames["outcomes"], moved, policies),
             _waits_section(frames["waits"], moved, policies),
             _changes_section(frames["changes"], policies),
@@ -130,7 +131,7 @@ def _account(info: ReplayInfo) -> Section:
     if differing:
         lead += Markup(" {} ended differently.").format(wording.strong(wording.plural(differing, "operation")))
     sums = tuple(wording.text(line, document.NOTICE_LENGTH_MAX) for line in info.account)
-    return Section("account", "Does the unchanged replay match what was recorded?", (lead, *sums), notices=info.notes)
+    return Section("account", "Does the unchanged replay match what was recorded?", (lead, *sums))
 
 
 def _findings(outcomes: pd.DataFrame, policies: Policies) -> tuple[Finding, ...]:

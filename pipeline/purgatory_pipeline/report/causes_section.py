@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from purgatory.engine import codes
 from purgatory_pipeline.page import wording
-from purgatory_pipeline.page.parts import KIND, PageColumn, PageTable, Section, columns
+from purgatory_pipeline.page.parts import CLIENT, KIND, PageColumn, PageTable, Section, columns
 
 FETCH: Final = codes.KIND_NAMES[codes.FETCH]
 SIGNAL: Final = codes.KIND_NAMES[codes.SIGNAL]
@@ -55,7 +55,14 @@ def causes_by_lost_time(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     found = [
         _named("replica", replicas, replicas["replica_id"], "held_back", "total_ms", "after the second-last one"),
         _named("partition", partitions, on, "waits", "lost_ms", "more than its neighbours"),
-        _named("client", clients, clients["principal"], "waits", "lost_ms", "more than other clients"),
+        _named(
+            "client",
+            clients,
+            clients["principal"].replace("", "(not authenticated)"),
+            "waits",
+            "lost_ms",
+            "more than other clients",
+        ),
         _named("timeout", timeouts, timeouts["topic"], "expired", "expired_total_ms", "waited until it expired"),
     ]
     every = pd.concat([rows.astype(object) for rows in found], ignore_index=True)
@@ -78,7 +85,7 @@ def _who_waits(principals: pd.DataFrame) -> PageTable:
         "Who waits",
         principals.assign(rate=pd.to_numeric(principals["expired"]) / waits, **means),
         (
-            PageColumn("principal", "client (principal)", wording.name),
+            CLIENT,
             KIND,
             *columns(wording.count, "waits"),
             *columns(wording.share, rate="expired"),

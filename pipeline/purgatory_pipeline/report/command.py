@@ -37,21 +37,14 @@ WINDOWS_MIN: Final = 12
 @click.option("--since", metavar="INSTANT", help="Only rows at or after this instant (UTC).")
 @click.option("--until", metavar="INSTANT", help="Only rows before this instant (UTC).")
 @click.option("--topic", multiple=True, help="Only this topic (or key); may be repeated.")
+@click.option("--window", metavar="SPAN", help="Length of a time window: 10s, 5m (default: 1h; less if that is long).")
 @click.option(
-    "--window",
-    metavar="SPAN",
-    help="Length of a time window, such as 10s, 5m or 1d (default: 1h; less for a short history).",
-)
-@click.option(
-    "--slow-share",
-    metavar="SHARE",
-    type=float,
-    default=0.01,
-    help="Share of produces, the slowest, that are examined one by one.",
+    "--slow-share", metavar="SHARE", type=float, default=0.01, help="Examine this share of produces, the slowest."
 )
 @click.option("--slow-over", metavar="SPAN", help="Examine produces that waited longer than this (500ms) instead.")
 @click.option("--timeout", metavar="SPAN", multiple=True, help="A timeout to evaluate, such as 800ms; may be repeated.")
 @click.option("--top", type=NUMBER, default=20, help="Number of hot keys to list for each kind.")
+@click.option("--slo", metavar="PERCENT", help="An objective, such as 99.5%: shows the error budget burnt by expiry.")
 def report(
     archive: str,
     out: str,
@@ -63,6 +56,7 @@ def report(
     slow_over: str | None,
     timeout: tuple[str, ...],
     top: int,
+    slo: str | None,
 ) -> None:
     """Reports on a purgatory: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
     import pyarrow as pa
@@ -70,6 +64,7 @@ def report(
     from purgatory_pipeline.archive.accounting import account
     from purgatory_pipeline.archive.catalog import find_archive
     from purgatory_pipeline.location import open_output
+    from purgatory_pipeline.report.objective import parse_objective
     from purgatory_pipeline.report.report_builder import ReportOptions, make_report, write_tables
     from purgatory_pipeline.report.report_tables import INTAKE
     from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
@@ -82,6 +77,7 @@ def report(
         slow_over_ms=parse_span_ms("--slow-over", slow_over) if slow_over else None,
         top=top,
         timeouts_ms=tuple(parse_span_ms("--timeout", text) for text in timeout),
+        objective=parse_objective(slo) if slo else None,
     )
     found = find_archive(archive)
     if not window:
@@ -111,6 +107,7 @@ def report(
 @click.option("--out", metavar="DIR", required=True, help="Folder for timeouts.toml, the table and the page.")
 def advise(archive: str, slo: str, out: str) -> None:
     """Finds the smallest timeouts that meet an objective, and confirms them by a replay."""
+    from purgatory_pipeline.archive.accounting import counted
     from purgatory_pipeline.archive.catalog import find_archive
     from purgatory_pipeline.location import open_output, write_file
     from purgatory_pipeline.page import document, wording
@@ -123,7 +120,7 @@ def advise(archive: str, slo: str, out: str) -> None:
     place = open_output(out)
     with unwrapped_errors():
         rows, different = advise_timeouts(spark_session("advise", rows=found.all_rows), found, objective)
-    click.echo(f"unchanged policy: {different:,} operations did not end as recorded")
+    click.echo(f"unchanged policy: {counted(different, 'operations did not end as recorded')}")
     shown = rows.map(lambda value: wording.text(value) if isinstance(value, str) and value else value)
     click.echo(shown.to_string(index=False, na_rep="-", float_format="{:.4g}".format))
     write_file(place, "timeouts.toml", to_toml(rows, objective).encode())
@@ -230,6 +227,7 @@ def _write_page(
         slow_share=options.slow_share,
         totals=made.totals,
         rows=rows,
+        objective=options.objective,
         notes=tuple(notes),
         versions={"purgatory": __version__, "schema": str(schema.VERSION), "spark": pyspark.__version__},
     )

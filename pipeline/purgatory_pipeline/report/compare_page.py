@@ -28,7 +28,6 @@ def compare_page(rows: pd.DataFrame, first: str, second: str) -> Page:
             Headline("differences with bounds", wording.count(bounded)),
             Headline("beyond their bounds", wording.count(clear), f"by chance about {wording.count(bounded / 20)}"),
         ),
-        account=None,
         findings=(),
         sections=(Section("differences", "Differences", (_LEAD,), (table,)),),
     )

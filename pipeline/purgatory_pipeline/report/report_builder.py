@@ -32,6 +32,7 @@ from purgatory_pipeline.report.facts import (
     condensed,
     find_unmatched,
     make_facts,
+    queried,
     registered_counts,
 )
 from purgatory_pipeline.report.report_tables import PAGE_ROWS_MAX, TABLES, ResultTable
@@ -58,6 +59,8 @@ class ReportOptions:
     """For each kind, the number of topics (or keys), the busiest, that get advice of their own."""
     timeouts_ms: tuple[int, ...] = ()
     """Timeouts to evaluate, in addition to those in use and round values."""
+    objective: float | None = None
+    """The share that may not expire; without it there is no error budget."""
 
     def __post_init__(self) -> None:
         if self.window_ms < WINDOW_MS_MIN:
@@ -174,6 +177,11 @@ def _derive(
         "hot_keys": rollups.hot_keys(rows, options.top),
         "principals": rollups.principals(rows),
     }
+    if options.objective is None:
+        known["budget"] = TABLES["budget"].schema.empty_table()
+    else:
+        limits = {"window_ms": options.window_ms, "objective": options.objective}
+        computed["budget"] = queried("budget", facts=counts.facts, registered=counts.registered, **limits)
     totals = {name: sum(known["windows"].column(name).to_pylist()) for name in TOTALS}
     return Report(counts.registered.sparkSession, computed, known, totals, slow_over_ms, (counts.facts,))
 

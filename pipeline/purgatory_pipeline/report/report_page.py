@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from purgatory_pipeline.page import wording
 from purgatory_pipeline.page.parts import Headline, Page, PageColumn, PageTable, Section, columns, footer_lines
+from purgatory_pipeline.report.advice_page import budget_finding, budget_section
 from purgatory_pipeline.report.anomalies_section import anomalies_section, anomaly_findings
 from purgatory_pipeline.report.causes_section import causes_section
 from purgatory_pipeline.report.keys_section import backlog_section, hot_keys_section
@@ -26,10 +27,10 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
         title="Purgatory report",
         subtitle=wording.subtitle(info.archive, info.first_at, info.last_at, info.totals.get("registered", 0)),
         headlines=headlines(frames["intake"], info),
-        account=None,
         notices=info.notes,
         findings=(
             *straggler_finding(frames["stragglers"]),
+            *budget_finding(frames["budget"], info.objective),
             *advice_findings(frames["advice"]),
             *near_miss_findings(frames["near_misses"]),
             *anomaly_findings(frames["anomalies"], info.window_ms),
@@ -38,6 +39,7 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
             causes_section(frames),
             load_section(lines),
             waits_section(frames["topics"], lines),
+            *budget_section(frames["budget"], info.objective),
             advice_section(frames["advice"], frames["timeouts"], frames["survival"], frames["near_misses"]),
             stragglers_section(frames["stragglers"], frames["slow_produces"], info),
             backlog_section(frames["backlog"]),
@@ -82,7 +84,7 @@ def headlines(intake: pd.DataFrame, info: ReportInfo) -> tuple[Headline, ...]:
     def share_of_ended(word: str) -> Headline:
         number, ended = info.totals.get(word, 0), info.totals.get("ended", 0)
         share = wording.share(number / ended if ended else None)
-        return Headline(word, share, f"{wording.count(number)} operations")
+        return Headline(word, share, wording.plural(number, "operation"))
 
     aside = rows_set_aside(intake)
     registered = info.totals.get("registered", 0)

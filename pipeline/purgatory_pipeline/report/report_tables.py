@@ -82,6 +82,8 @@ class ReportInfo:
     shutting_down, unfinished. registered - refused + carried_in = ended + unfinished.
     """
     rows: Mapping[str, int] = field(default_factory=dict)
+    objective: float | None = None
+    """The share that may not expire, if one was given."""
     notes: tuple[str, ...] = ()
     """Caveats about figures, such as crashed runs or dropped rows; as sentences."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -189,11 +191,7 @@ HOT_KEYS: Final = ResultTable(
         _KIND,
         ResultColumn("waits", COUNT, "waits that ended"),
         ResultColumn("waited_total_ms", MS, "total time waited"),
-        ResultColumn(
-            "lost_ms",
-            MS,
-            "by how much they took longer than as many waits of other partitions of the same topic and kind",
-        ),
+        ResultColumn("lost_ms", MS, "how much longer they took than as many waits of other partitions of their topic"),
         ResultColumn("share", SHARE, "of all waits (by waits) or of all time waited (by waited, lost), over all kinds"),
     ),
 )
@@ -210,9 +208,23 @@ PRINCIPALS: Final = ResultTable(
         ResultColumn("expired", COUNT, "of these, expired"),
         ResultColumn("waited_total_ms", MS, "total time waited"),
         ResultColumn("expired_total_ms", MS, "of this, by waits that expired"),
-        ResultColumn(
-            "lost_ms", MS, "by how much they took longer than as many waits of others of the same topics and kind"
-        ),
+        ResultColumn("lost_ms", MS, "how much longer they took than as many waits of others on the same topics"),
+    ),
+)
+BUDGET: Final = ResultTable(
+    "budget",
+    "The share of the error budget that expired operations burnt, with `--slo`. As for `advise`, failed and cancelled "
+    "operations have not expired, and immediate answers (timeout 0) do not count.",
+    ("kind", "topic", "principal", "day"),
+    ("day", "-burnt", "kind", "topic", "principal"),
+    (
+        _KIND,
+        ResultColumn("topic", TEXT, "topic; empty text: all signals together"),
+        _PRINCIPAL,
+        ResultColumn("day", INSTANT, "where the day (UTC) begins in which their window does; empty: all days"),
+        ResultColumn("operations", COUNT, "operations that ended"),
+        ResultColumn("expired", COUNT, "of these, expired"),
+        ResultColumn("burnt", MEASURED, "expired / operations / the share that may expire: 1 is the whole budget"),
     ),
 )
 SLOW_PRODUCES: Final = ResultTable(
@@ -243,12 +255,7 @@ STRAGGLERS: Final = ResultTable(
         ResultColumn("replica_id", NUMBER, "the replica that was last"),
         ResultColumn("held_back", COUNT, "slow produces (operations) that it held back"),
         ResultColumn("share", SHARE, "of the slow produces with a known last replica (of this topic)"),
-        ResultColumn(
-            "total_ms",
-            MS,
-            "by how much it was later than the second-last in-sync replica (at most since the registration), in total: "
-            "what would be saved without it",
-        ),
+        ResultColumn("total_ms", MS, "how much later than the second-last in-sync replica, in total: saved without it"),
         ResultColumn("median_ms", MS, "the same for one produce, median"),
         ResultColumn("p99_ms", MS, "99 %"),
         ResultColumn("max_ms", MS, "the most"),
@@ -284,11 +291,7 @@ ADVICE: Final = ResultTable(
                 (f"{quantile}_high", ", upper bound"),
             )
         ),
-        ResultColumn(
-            "timeout_expires",
-            SHARE,
-            "share that would expire if all operations used `timeout_ms`; empty: not enough seen",
-        ),
+        ResultColumn("timeout_expires", SHARE, "share that would expire if all used it; empty: not enough seen"),
         ResultColumn("timeout_expires_low", SHARE, "lower bound"),
         ResultColumn("timeout_expires_high", SHARE, "upper bound"),
         ResultColumn("seen_until_ms", MS, "ten or more were seen to wait this long; beyond it little is known"),
@@ -327,9 +330,7 @@ TIMEOUTS: Final = ResultTable(
         ResultColumn("expires_low", SHARE, "lower bound"),
         ResultColumn("expires_high", SHARE, "upper bound"),
         *_COMPETING,
-        ResultColumn(
-            "estimated", SHARE, "share of operations that left before this time and whose mark was not seen later"
-        ),
+        ResultColumn("estimated", SHARE, "share that left before this time and whose mark was not seen later"),
     ),
 )
 SURVIVAL: Final = ResultTable(
@@ -374,8 +375,8 @@ ANOMALIES: Final = ResultTable(
 )
 
 _IN_ORDER: Final = (
-    INTAKE, GROUPS, TOPICS, WINDOWS, BACKLOG, HOT_KEYS, PRINCIPALS, SLOW_PRODUCES, STRAGGLERS, ADVICE, NEAR_MISSES,
-    TIMEOUTS, SURVIVAL, ANOMALIES,
+    INTAKE, GROUPS, TOPICS, WINDOWS, BACKLOG, HOT_KEYS, PRINCIPALS, BUDGET, SLOW_PRODUCES, STRAGGLERS, ADVICE,
+    NEAR_MISSES, TIMEOUTS, SURVIVAL, ANOMALIES,
 )  # fmt: skip
 TABLES: Final[Mapping[str, ResultTable]] = MappingProxyType({table.name: table for table in _IN_ORDER})
 """In reading order. The page gets a pandas frame for each, with these columns."""

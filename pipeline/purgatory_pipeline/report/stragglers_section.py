@@ -40,12 +40,12 @@ def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: Rep
 
 
 def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
-    """The replica that held back the most produces, if it is clearly ahead of the next one."""
+    """The replica that held back the most produces, if it is clearly ahead of the next one and cost some time."""
     overall = _overall(stragglers).sort_values("held_back", ascending=False, kind="stable")
-    if overall.empty:
+    if overall.empty or not overall["total_ms"].iloc[0]:
         return []
     first, second = overall.iloc[0], overall.iloc[1] if len(overall) > 1 else None
-    if second is not None and not _is_clearly_more(first["held_back"], second["held_back"]):
+    if not _is_clearly_more(first["held_back"], 0 if second is None else second["held_back"]):
         return []
     sentence = Markup("{} held back {} of the slow produces, by {} at the median. ").format(
         wording.strong(f"Replica {first['replica_id']}"),

@@ -57,8 +57,8 @@ def advice_section(
     with_missed = advice.merge(
         missed[["topic", "kind", "reached_share", "late_p50_ms"]], how="left", on=["topic", "kind"]
     )
-    parts = (curves, _advice_table(with_missed), _timeouts_table(timeouts, drawn))
-    return Section("timeouts", title, (lead,), parts, notices=_notices(advice))
+    tables = (_advice_table(with_missed), _timeouts_table(timeouts, drawn))
+    return Section("timeouts", title, (lead,), (curves, *tables) if curves.parts else tables, notices=_notices(advice))
 
 
 def near_miss_findings(missed: pd.DataFrame) -> list[Finding]:
@@ -112,7 +112,8 @@ def advice_findings(advice: pd.DataFrame) -> list[Finding]:
 def _drawn(advice: pd.DataFrame, survival: pd.DataFrame) -> pd.DataFrame:
     """The topics with curves, busiest first; if there are none, all topics together."""
     curves = set(zip(survival["topic"], survival["kind"], strict=True))
-    own = advice[[curve in curves for curve in zip(advice["topic"], advice["kind"], strict=True)]]
+    seen = advice[advice["seen_until_ms"] > 0]
+    own = seen.loc[[curve in curves for curve in zip(seen["topic"], seen["kind"], strict=True)]]
     topics = own[own["topic"].notna()]
     return (topics if not topics.empty else own).head(CURVES)
 
@@ -239,17 +240,17 @@ def _advice_table(advice: pd.DataFrame) -> PageTable:
         names = [f"{name}{bound}{unit}" for bound in ("", "_low", "_high")]
         return [_bounded(shown, *values) for values in zip(*(advice[name] for name in names), strict=True)]
 
-    needs = {f"need_{name}": with_bounds(wording.milliseconds, f"need_{name}", "_ms") for name in ("p99", "p999")}
+    need = with_bounds(wording.milliseconds, "need_p99", "_ms")
     return PageTable(
         "How long operations wait until they end by themselves, and what the timeout most in use cuts off",
-        advice.assign(cut=with_bounds(wording.share, "timeout_expires"), **needs),
+        advice.assign(cut=with_bounds(wording.share, "timeout_expires"), need=need),
         (
             *_CURVE,
             *columns(wording.count, "operations"),
             *columns(wording.milliseconds, need_p50_ms="half end within"),
-            *columns(wording.as_is, need_p99="99 % within", need_p999="99.9 % within"),
+            *columns(wording.as_is, need="99 % within"),
             *columns(wording.milliseconds, timeout_ms="timeout most in use"),
-            *columns(wording.share, timeout_share="used by", timeout_observed="of these expired"),
+            *columns(wording.share, timeout_observed="of these expired"),
             *columns(wording.share, reached_share="of all expired, reached later"),
             *columns(wording.milliseconds, late_p50_ms="half of these within"),
             *columns(wording.as_is, cut="of all would expire"),

@@ -82,7 +82,7 @@ def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
     return spark.createDataFrame([], from_arrow_schema(table.schema))
 
 
-def queried(folder: str, name: str, **inputs: DataFrame | int | str) -> DataFrame:
+def queried(folder: str, name: str, **inputs: DataFrame | float | str) -> DataFrame:
     """The rows of the query NAME.sql of a folder of ours. It names its inputs in braces: frames, numbers and texts."""
     text = resources.files("purgatory_pipeline").joinpath(folder, f"{name}.sql").read_text("utf-8")
     frames = (value for value in inputs.values() if isinstance(value, DataFrame))

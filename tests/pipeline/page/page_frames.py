@@ -65,6 +65,17 @@ def report_frames(topics: tuple[str, ...] = TOPICS, windows: int = 48) -> dict[s
                 (HOSTILE, "fetch", 9_000),
             )
         ],
+        "budget": [
+            {"kind": kind, "topic": topics[0], "principal": "web", "day": day, "operations": count, "burnt": burnt}
+            | {"expired": count * burnt / 100}
+            for kind, day, count, burnt in (
+                ("fetch", None, 25, 8.0),
+                ("produce", None, 1_000, 3.2),
+                ("produce", hour(0), 250, 4.0),
+                ("produce", hour(24), 500, 3.0),
+                ("produce", hour(48), 250, 1.0),
+            )
+        ],
         "slow_produces": [
             {"cause": cause, "operations": number, "share": number / 1_000, "waited_total_ms": number * 260}
             for cause, number in {"follower": 900, "leader": 60, "left": 30, "told": 0, "unknown": 10}.items()

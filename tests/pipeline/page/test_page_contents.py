@@ -98,12 +98,19 @@ def test_the_slow_replica_is_the_first_finding(page: Page) -> None:
 
 @pytest.mark.parametrize(
     ("held_back", "named"),
-    [((63, 22, 15), True), ((130, 100, 100), False), ((1_300, 1_000, 900), True), ((1_100, 1_000, 900), False)],
+    [
+        ((63, 22, 15), True),
+        ((130, 100, 100), False),
+        ((1_300, 1_000, 900), True),
+        ((1_100, 1_000, 900), False),
+        ((1, 0, 0), False),
+    ],
 )
 def test_a_replica_is_named_if_it_stands_out(held_back: tuple[int, ...], named: bool) -> None:
     frames = report_frames()
     counts = frames["stragglers"].assign(held_back=held_back * 4)
     assert bool(straggler_finding(counts)) == named
+    assert straggler_finding(counts.assign(total_ms=0)) == []
 
 
 def test_causes_of_all_sorts_are_one_list_by_time_lost(page: Page) -> None:
@@ -118,6 +125,20 @@ def test_causes_of_all_sorts_are_one_list_by_time_lost(page: Page) -> None:
     assert first["lost_ms"].to_dict() == {"replica": 25_830, "timeout": 20_000, "client": 7_000, "partition": 400}
     assert first.loc[["client", "partition", "replica"], "name"].tolist() == ["batch", "orders-0", "2"]
     assert len(waiting.frame) == 3
+
+
+def test_an_error_budget_is_shown_if_there_is_an_objective(page: Page) -> None:
+    """In a section and, if more than all is burnt by enough operations, in a finding."""
+    assert "budget" not in [section.anchor for section in page.sections]
+    report = report_page(report_frames(), report_info(objective=0.99))
+    (table,) = section_of(report, "budget").parts
+    assert isinstance(table, PageTable)
+    assert [[text_of(text) for _, text in cells][5:] for _, cells in table.rows()] == [
+        ["800.0 %", wording.MISSING, f"{wording.MISSING} of {wording.MISSING}"], ["320.0 %", "400.0 %", "2 of 3"],
+    ]  # fmt: skip
+    assert [text_of(finding.sentence) for finding in report.findings if finding.anchor == "budget"] == [
+        "orders (produce, web) burnt 320 % of its error budget: 3.2 % expired, and 1 % may."
+    ]
 
 
 def test_timeouts_that_cut_off_most_are_findings(page: Page) -> None:
@@ -281,22 +302,20 @@ def tables_of(section: Section) -> list[PageTable]:
 
 
 def test_the_unchanged_policy_comes_first(replayed: Page) -> None:
-    assert replayed.account is not None
-    assert [text_of(sentence) for sentence in replayed.account.lead] == [
+    assert [text_of(sentence) for sentence in replayed.sections[0].lead] == [
         f"Unchanged policy: 100 % of {2 * OPERATIONS:,} outcomes are equal.",
         "registrations: 800,012 in = 800,000 replayed + 12 recorded as refused",
     ]
-    assert replayed.account.notices == ()
+    assert replayed.notices == ()
     assert not any(fact.alarming for fact in replayed.headlines)
 
 
 def test_a_different_outcome_is_alarming() -> None:
     page = replay_page(replay_frames(), replay_info(equal=2 * OPERATIONS - 1, notes=("A note.",)))
-    assert page.account is not None
-    assert text_of(page.account.lead[0]) == (
+    assert text_of(page.sections[0].lead[0]) == (
         f"Unchanged policy: > 99.99 % of {2 * OPERATIONS:,} outcomes are equal. 1 operation ended differently."
     )
-    assert page.account.notices == ("A note.",)
+    assert page.notices == ("A note.",)
     assert [fact.value for fact in page.headlines if fact.alarming] == [f">{wording.NBSP}99.99{wording.NBSP}%"]
 
 
@@ -309,7 +328,7 @@ def test_findings_compare_the_ends_of_a_sweep(replayed: Page) -> None:
 
 
 def test_tables_begin_with_the_unchanged_replay(replayed: Page) -> None:
-    outcomes, by_topic = tables_of(replayed.sections[0])
+    outcomes, by_topic = tables_of(replayed.sections[1])
     assert outcomes.frame["policy"].tolist() == ["", *SWEEP] * 2
     assert outcomes.frame["kind"].tolist() == ["fetch"] * 6 + ["produce"] * 6
     assert [column.title for column in by_topic.columns][3:] == ["unchanged", "100", "200", "400", "800", "1600"]
@@ -322,7 +341,7 @@ def test_kinds_that_no_policy_touches_are_not_drawn() -> None:
         still = pd.concat([unchanged.assign(policy=policy) for policy in ("", *SWEEP)])
         frames[name] = pd.concat([frames[name][frames[name]["kind"] != "fetch"], still], ignore_index=True)
     page = replay_page(frames, replay_info())
-    for section in page.sections[:2]:
+    for section in page.sections[1:3]:
         assert text_of(section.lead[1]) == "Nothing changes for fetch operations under any policy tried."
         (grid,) = [part for part in section.parts if isinstance(part, Grid)]
         assert len(grid.parts) == 1
@@ -333,7 +352,7 @@ def test_kinds_that_no_policy_touches_are_not_drawn() -> None:
 
 def test_changes_add_up(replayed: Page) -> None:
     """The table of changes has all of them."""
-    (table,) = tables_of(replayed.sections[2])
+    (table,) = tables_of(replayed.sections[3])
     assert table.frame["operations"].sum() == replay_frames()["changes"]["operations"].sum()
 
 
@@ -358,12 +377,12 @@ def test_a_replay_without_change_says_so() -> None:
     frames = replay_frames(())
     page = replay_page(frames, replay_info(policies=()))
     assert page.findings == ()
-    assert page.sections[2].lead == ("Every operation would have ended as it did.",)
+    assert page.sections[3].lead == ("Every operation would have ended as it did.",)
     assert document.render(page).endswith("</html>\n")
 
 
 def test_an_empty_replay_says_so() -> None:
     frames = {name: pd.DataFrame(columns=frame.columns) for name, frame in replay_frames().items()}
     page = replay_page(frames, replay_info(compared=0, equal=0, first_at=None, last_at=None))
-    assert [section.parts for section in page.sections] == [(), (), ()]
+    assert [section.parts for section in page.sections] == [()] * 4
     assert document.render(page).endswith("</html>\n")

@@ -63,7 +63,6 @@ def page_of(*parts: Plot | PageTable | Grid, title: str = "A page") -> Page:
         title=title,
         subtitle=wording.name(HOSTILE),
         headlines=(Headline("operations", HOSTILE, "note", alarming=True),),
-        account=Section("account", "Intake"),
         findings=(Finding(Markup("{} stands out.").format(wording.name(HOSTILE)), "one"),),
         sections=(section,),
     )
@@ -127,6 +126,7 @@ def test_tables_are_bounded_and_say_so() -> None:
     assert len(Elements(many).cells) == 10
     assert "5 of 1,000 rows; all of them: topics.csv" in many
     assert "rows" not in render_part(table_of(["orders"]))
+    assert render_part(table_of([])).endswith('</figcaption><p class="note">Nothing.</p></figure>')
 
 
 def test_long_texts_may_be_broken_and_marked_rows_stand_out() -> None:

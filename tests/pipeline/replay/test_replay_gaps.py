@@ -81,7 +81,7 @@ def drop(table: str, column: str, *values: object) -> Callable[[History], Histor
         pytest.param(
             drop(schema.OUTCOMES, "operation_id", 3, 5),
             (18, 0, 2, 0),
-            "2 operations have no recorded outcome",
+            "2 operations without a recorded outcome",
             id="outcomes lost: the others are compared",
         ),
         pytest.param(
@@ -170,7 +170,7 @@ def test_a_late_reaper_is_in_no_line(tmp_path: Path) -> None:
     sums = sums_of(tmp_path, policies)
     account = ReplayAccount(sums, [], policies)
     assert verdicts(account) == (21, 0, 0, 0)
-    assert "1 operations end differently if no expiration is late, as in the lines below" in account.notes()
+    assert "1 operation would end differently if no expiration were late, as in the lines below" in account.notes()
     outcomes = frames_of(sums, policies)["outcomes"]
     lines = outcomes[outcomes["topic"].isna()].set_index(["kind", "policy", "outcome"])["operations"]
     assert dict(lines["signal"].groupby("outcome").sum()) == {"expired": 3}
@@ -249,10 +249,10 @@ def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path:
     history.write(tmp_path)
     policy = parse_policy([], ["2=+40ms"])
     account = replayed(tmp_path, UNCHANGED, policy)
-    assert [note for note in account.notes() if "pushed high watermarks" in note] == [
-        "replica 2=+40ms: 1 pushed high watermarks left out: they follow from the replicas there",
+    assert [note for note in account.notes() if "pushed high watermark" in note] == [
+        "replica 2=+40ms: 1 pushed high watermark left out: they follow from the replicas there",
         (
-            "replica 2=+40ms: 1 pushed high watermarks kept, of partitions whose in-sync set is not known: no replica "
+            "replica 2=+40ms: 1 pushed high watermark kept, of partitions whose in-sync set is not known: no replica "
             "can matter there"
         ),
     ]

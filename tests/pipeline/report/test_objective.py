@@ -9,14 +9,17 @@ import pandas as pd
 import pytest
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
+from purgatory_pipeline.notebook import report
 from purgatory_pipeline.replay.policy import parse_policy
 from purgatory_pipeline.replay.spark_jobs import replay_rows
-from purgatory_pipeline.report.objective import advise_timeouts
+from purgatory_pipeline.report.objective import GROUP, advise_timeouts
+from purgatory_pipeline.report.report_builder import ReportOptions
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from bench.pipeline.history.make import make_history
 from bench.pipeline.history.plan import Plan
+from tests.pipeline.archive.histories import History
 
 
 @pytest.mark.slow  # asks Spark
@@ -43,6 +46,33 @@ def test_advised_timeouts_are_the_smallest_that_meet_the_objective(
     shorter = rows.where("kind = 'produce' and topic = 'orders'")
     assert shorter.where("replayed = 'expired'").count() > 0.05 * shorter.count()
     assert len((out / "advise.html").read_text("utf-8")) > 100_000
+    assert main(["report", str(archive), "--slo", "95%", "--out", str(out)]) == 0
+    budget = pd.read_parquet(out / "tables" / "budget").query("day.isna()")
+    both = advised.fillna({"topic": ""}).merge(budget, on=GROUP, suffixes=("", "_reported"))
+    assert both["operations"].tolist() == both["operations_reported"].tolist() == advised["operations"].tolist()
+    assert both["burnt"].tolist() == pytest.approx((advised["expired_share"] / 0.05).tolist())
+
+
+@pytest.mark.slow  # asks Spark
+def test_error_budget_counts_expired_operations_by_the_day_of_their_end(spark: SparkSession, tmp_path: Path) -> None:
+    """Failed, cancelled and immediate ones have not expired; the keys of signals are one topic."""
+    history, days_ms = History(), {"Saturday": 0, "Sunday": 12 * 3_600_000}
+    ends = [("Saturday", "orders", 500, outcome) for outcome in ("expired", "failed", "cancelled", *["satisfied"] * 7)]
+    ends += [("Saturday", "orders", 0, "expired"), ("Saturday", "orders", 0, "satisfied")]
+    ends += [("Sunday", "orders", 500, outcome) for outcome in ("expired", *["satisfied"] * 3)]
+    ends += [("Sunday", f"key-{number}", 500, "expired" if number else "satisfied") for number in range(4)]
+    for number, (day, topic, timeout_ms, outcome) in enumerate(ends):
+        own = {"kind": "produce" if topic == "orders" else "signal", "topic": topic}
+        history.register(number, days_ms[day], timeout_ms=timeout_ms, **own)
+        history.end(number, days_ms[day] + timeout_ms, waited_ms=timeout_ms, outcome=outcome, **own)
+    history.write(tmp_path)
+    made = report(spark, str(tmp_path), ReportOptions(objective=0.9))
+    rows = {(row[1], f"{row[3]:%A}" if row[3] else ""): row[4:] for row in made.computed["budget"].collect()}
+    made.release()
+    assert {key: (*counts, round(burnt, 4)) for key, (*counts, burnt) in rows.items()} == {
+        ("", "Sunday"): (4, 3, 7.5), ("", ""): (4, 3, 7.5), ("orders", "Saturday"): (10, 1, 1.0),
+        ("orders", "Sunday"): (4, 1, 2.5), ("orders", ""): (14, 2, 1.4286),
+    }  # fmt: skip
 
 
 @pytest.mark.slow  # asks Spark

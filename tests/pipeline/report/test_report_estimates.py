@@ -122,14 +122,7 @@ def test_shown_points_are_few_and_end_with_the_last() -> None:
     assert np.abs(np.diff(curve.waiting[shown])).max() < 0.02
 
 
-def counted(
-    waited: Floats,
-    ends: list[Flags],
-    entered: Floats | None = None,
-    clusters: Ints | None = None,
-    *,
-    are_unreached: bool = False,
-) -> Curve:
+def counted(waited: Floats, ends: list[Flags], entered: Floats | None = None, clusters: Ints | None = None) -> Curve:
     """The curve of operations that left after `waited`, each with one of the `ends` or censored."""
     times = np.unique(np.concatenate([waited, [] if entered is None else entered]).astype(np.int64))
 
@@ -138,8 +131,7 @@ def counted(
 
     censored = count(waited[~np.any(ends, axis=0)])
     counts = [count(waited[end]) for end in ends]
-    unreached = censored if are_unreached else None
-    curve = estimate(times, counts, censored, None if entered is None else count(entered), None, unreached)
+    curve = estimate(times, counts, censored, None if entered is None else count(entered))
     if clusters is None:
         return curve
     variances = cluster_variances(curve, waited.astype(np.int64), np.any(ends, axis=0), clusters)
@@ -227,10 +219,10 @@ def test_bounds_cover_expired_waits_that_may_have_failed_later(are_hasty_slow: b
         is_reached = is_expired & (need_ms <= fail_ms) & (are_hasty_slow | (rng.random(1_000) < 0.5))
         waited_ms = np.where(is_expired & ~is_reached, 50, end_ms)
         ends = [is_reached | (~is_expired & (need_ms <= fail_ms)), ~is_expired & (fail_ms < need_ms)]
-        said = counted(waited_ms, ends, are_unreached=True)
-        for at_ms, share in truth.items():
-            bounds = said.expires(at_ms)
-            covered += bounds.low <= share <= bounds.high
+        times, place = np.unique(waited_ms.astype(np.int64), return_inverse=True)
+        *counts, lost = (np.bincount(place, end, len(times)).astype(np.int64) for end in (*ends, ~np.any(ends, axis=0)))
+        said = estimate(times, counts, lost, unreached=lost)
+        covered += sum(said.expires(at_ms).low <= share <= said.expires(at_ms).high for at_ms, share in truth.items())
     assert 0.93 <= covered / (300 * len(truth)) <= (1 if are_hasty_slow else 0.97)
 
 

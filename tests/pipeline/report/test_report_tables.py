@@ -116,7 +116,7 @@ def test_the_tables_equal_those_of_duckdb(spark: SparkSession, made: tuple[Path,
     shutil.copytree(made[0], archive)
     for name, place in ((schema.OUTCOMES, -1), (schema.REGISTRATIONS, 0)):
         sorted((archive / name).rglob("*.parquet"))[place].unlink()
-    assert main(["report", str(archive), "--out", str(out), "--window", "1h"]) == 0
+    assert main(["report", str(archive), "--out", str(out), "--window", "1h", "--slo", "95%"]) == 0
     connection = report_sql.open_history(archive)
     report_sql.make_tables(connection)
     for name, table in TABLES.items():
@@ -152,7 +152,7 @@ def test_few_rows_give_the_same_tables_by_eight_jobs(
 
 def comparable(rows: pd.DataFrame, key: tuple[str, ...]) -> pd.DataFrame:
     """Rows sorted by key, with numbers as floats and instants in one time zone."""
-    instants = [name for name in ("window_start", "at", "compared_with") if name in rows]
+    instants = [name for name in ("window_start", "at", "compared_with", "day") if name in rows]
     plain = rows.assign(**{name: pd.to_datetime(rows[name], utc=True).dt.as_unit("us") for name in instants})
     typed = plain.astype(dict.fromkeys(plain.select_dtypes(["number"]).columns, "float64"))
     return typed.sort_values(list(key)).reset_index(drop=True)
