@@ -48,12 +48,14 @@ def rough_count(value: object) -> str:
 
 
 def decimal(value: object) -> str:
-    """Formats a plain number with suitable precision: 1,234, 12.3, 0.12."""
+    """Formats a plain number with suitable precision: 1,234, 12.3, 0.12, 0.0083."""
     number = number_of(value)
     if math.isnan(number):
         return MISSING
     size = abs(number)
-    places = 0 if size >= 100 or number == int(number) else 1 if size >= 10 else 2
+    if size >= 100 or number == int(number):
+        return f"{number:,.0f}"
+    places = max(1 if size >= 10 else 2, 1 - math.floor(math.log10(size)))
     return f"{number:,.{places}f}"
 
 

@@ -56,5 +56,5 @@ def _text(measure: str, value: float, sign: str = "") -> str:
     elif measure in {"registered_per_s", "deepest"}:
         words = wording.decimal
     else:
-        return f"{value * 100:+.2f} points" if sign else wording.share(value)
+        return f"{max(-100, min(value * 100, 100)):+.2f} points" if sign else wording.share(value)
     return f"{'-' if value < 0 else sign}{words(abs(value))}"
