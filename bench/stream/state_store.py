@@ -1,6 +1,6 @@
 """Compares the stream, which keeps its shards in files, with the same shards in Spark's state store.
 
-    PYTHONPATH=.:pipeline:client .venv/bin/python -m bench.stream.state_store
+    PYTHONPATH=.:pipeline:connectors:client .venv/bin/python -m bench.stream.state_store
 
 The peer is the least that `transformWithStateInPandas` needs: the same payloads, grouped by shard, and the same
 engine, whose bytes are a value in RocksDB. It writes the outcomes without their items, by Spark's file sink. Runs
