@@ -13,6 +13,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Final, NamedTuple
 
 EVENTS, REGISTRATIONS, INSPECTIONS = range(3)
@@ -96,6 +97,11 @@ class FairQueue:
         self._interval_us = 0.0
         """Moving average of the time between two grants to waiters."""
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        # Kept, because asyncio asks the system for the process id each time.
+        return asyncio.get_running_loop()
+
     # Callers.
 
     def enter(self, key: str) -> CallerQueue:
@@ -151,7 +157,7 @@ class FairQueue:
             self._take(caller, now_us)
             self._begin(caller, now_us)
             return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[None] = self._loop.create_future()
         if not self._order:
             # The time in which nobody waited is not an interval between two grants.
             self._granted_us = now_us
@@ -215,7 +221,7 @@ class FairQueue:
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._on_next_iteration)
+            self._loop.call_soon(self._on_next_iteration)
 
     def _on_next_iteration(self) -> None:
         self._is_scheduled = False

@@ -1,6 +1,7 @@
 """Detects calls that hold the event loop for too long, which delays everything else that the daemon does.
 
-Stalls are measured in processor time of the loop's thread, so a busy machine is not mistaken for a busy daemon.
+Stalls are measured in processor time of the loop's thread, so a busy machine is not mistaken for a busy daemon. What is
+too short to count is not: its time is that of the clock, which takes no system call.
 """
 
 import logging
@@ -17,6 +18,10 @@ LOGGED_NS: Final = 20_000_000
 """Longer stalls are logged,"""
 LOG_INTERVAL_NS: Final = 10_000_000_000
 """but at most once in this interval."""
+READING_NS: Final = 1_000_000
+"""A reading of the processor time serves for this long: each is a system call. A stall may be counted as longer by as
+much.
+"""
 
 CALLS: Final = (
     "Wait", "Register", "Cancel", "Advance", "AttachSource",
@@ -29,48 +34,64 @@ CALLS: Final = (
 class StallTimer:
     """Context manager that times one uninterrupted piece of work of a call. There must be no await inside."""
 
-    def __init__(self, call: str, clock_ns: Callable[[], int], on_hold: Callable[[str, int], None]) -> None:
+    def __init__(self, call: str, stalls: "LoopStalls") -> None:
         self.call: Final = call
         self.longest_ns = 0
         self.holds = 0
         """Number of stalls that were counted."""
-        self._clock_ns: Final = clock_ns
-        self._on_hold: Final = on_hold
+        self._stalls: Final = stalls
         self._began_ns = 0
+        self._read_ns = 0
 
     def __enter__(self) -> None:
-        self._began_ns = self._clock_ns()
+        self._began_ns, self._read_ns = self._stalls.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Processor time of this thread: a task switch inside the block would count the work of others, hence no await.
-        held_ns = self._clock_ns() - self._began_ns
+        held_ns = self._stalls.now_ns() - self._began_ns
+        if held_ns > COUNTED_NS:
+            # Processor time of this thread: a task switch inside the block would count the work of others, hence no
+            # await.
+            held_ns = min(held_ns, self._stalls.clock_ns() - self._read_ns)
         self.longest_ns = max(self.longest_ns, held_ns)
         if held_ns > COUNTED_NS:
             self.holds += 1
-            self._on_hold(self.call, held_ns)
+            self._stalls.on_hold(self.call, held_ns)
 
 
 class LoopStalls:
     """The stall timers, by name of the call. For the event loop's thread only; a timer must not be nested in itself."""
 
-    def __init__(self, clock_ns: Callable[[], int] = time.thread_time_ns) -> None:
-        self._clock_ns: Final = clock_ns
-        self._by_call: Final = {call: StallTimer(call, clock_ns, self._on_hold) for call in CALLS}
+    def __init__(
+        self, clock_ns: Callable[[], int] = time.thread_time_ns, now_ns: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        self.clock_ns: Final = clock_ns
+        """Processor time of the thread."""
+        self.now_ns: Final = now_ns
+        self._read_at_ns = -READING_NS
+        self._read_ns = 0
+        self._by_call: Final = {call: StallTimer(call, self) for call in CALLS}
         self._logged_at_ns = -LOG_INTERVAL_NS
         self._unlogged = 0
 
     def __iter__(self) -> Iterator[StallTimer]:
         return iter(self._by_call.values())
 
+    def begin(self) -> tuple[int, int]:
+        """Return the time, and the processor time as it was last read, at most `READING_NS` ago."""
+        now_ns = self.now_ns()
+        if now_ns - self._read_at_ns >= READING_NS:
+            self._read_at_ns, self._read_ns = now_ns, self.clock_ns()
+        return now_ns, self._read_ns
+
     def of(self, call: str) -> StallTimer:
         watched = self._by_call.get(call)
         if watched is None:
-            watched = self._by_call[call] = StallTimer(call, self._clock_ns, self._on_hold)
+            watched = self._by_call[call] = StallTimer(call, self)
         return watched
 
-    def _on_hold(self, call: str, held_ns: int) -> None:
+    def on_hold(self, call: str, held_ns: int) -> None:
         if held_ns <= LOGGED_NS:
             return
         # Counted although it may not be logged: the next line says how many there were.

@@ -61,7 +61,8 @@ class ResultStream:
         self._control: Final[deque[Response]] = deque()
         self._reserved = 0
         """Control messages with a reserved place in the queue, to be sent once they are durable."""
-        self._wake: Final = asyncio.Event()
+        self._woken: asyncio.Future[None] | None = None
+        """Done once the writer, which waits for it, has something to look at."""
         self._space: Final = asyncio.Event()
         self._space.set()
         self._waiting_for_peer = False
@@ -139,7 +140,8 @@ class ResultStream:
     # Called by the session and the host.
 
     def wake(self) -> None:
-        self._wake.set()
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
     def taken_over(self) -> None:
         self._go_away(purgatory_service_pb2.GoingAway.REASON_TAKEN_OVER)
@@ -229,7 +231,7 @@ class ResultStream:
             )
 
     async def _write_all(self, write: Write, now_ms: Callable[[], int], turn: Turn) -> None:
-        has_turn = False
+        has_turn, loop = False, asyncio.get_running_loop()
         while True:
             has_results = self._has_results
             if has_results and not has_turn:
@@ -257,8 +259,9 @@ class ResultStream:
                 break
             else:
                 # There is no await between the last look and this line, so no wake-up is lost.
-                self._wake.clear()
-                await self._wake.wait()
+                # A future and not an event, which asks the system for the process id each time.
+                self._woken = loop.create_future()
+                await self._woken
         if isinstance(self._last_message, Exception):
             raise self._last_message
         if self._last_message is not None:

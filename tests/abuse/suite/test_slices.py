@@ -361,12 +361,22 @@ async def test_many_names_are_listed_in_order_while_some_are_added(monkeypatch: 
 
 
 def test_call_that_holds_the_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Stalls of over 10 ms are counted by call. One of over 20 ms is logged, and further ones only now and then."""
-    now_ns = [0]
-    holds = LoopStalls(lambda: now_ns[0])
-    for call, ms in (("Register", 9), ("Register", 11), ("Cancel", 25), ("Cancel", 40)):
+    """Stalls of over 10 ms are counted by call. One of over 20 ms is logged, and further ones only now and then.
+
+    Time in which another process had the processor is not part of a stall.
+    """
+    used_ns, others_ns = [0], [0]
+    holds = LoopStalls(lambda: used_ns[0], lambda: used_ns[0] + others_ns[0])
+    for call, ms, others_ms in (
+        ("Register", 9, 0),
+        ("Register", 11, 90),
+        ("Cancel", 25, 0),
+        ("Cancel", 40, 9),
+        ("Wait", 8, 50),
+    ):
         with holds.of(call):
-            now_ns[0] += ms * 1_000_000
+            used_ns[0] += ms * 1_000_000
+            others_ns[0] += others_ms * 1_000_000
     assert {one.call: (one.holds, one.longest_ns // 1_000_000) for one in holds if one.holds} == {
         "Register": (1, 11), "Cancel": (2, 40),
     }  # fmt: skip
