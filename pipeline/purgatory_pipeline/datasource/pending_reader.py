@@ -63,7 +63,7 @@ class PendingShard(InputPartition):
     batch: int
 
     def pages(self) -> Iterator[list[Row]]:
-        """Raises `PipelineError` if the stream has meanwhile committed two more micro-batches."""
+        """Raises `PipelineError` if the stream has committed two more micro-batches since."""
         shard = self.layout.load(self.number, self.batch, delay_ms=0)
         start = -1 if shard.engine is None else 0
         while start >= 0 and shard.engine is not None:
@@ -74,7 +74,7 @@ class PendingShard(InputPartition):
 
 
 def pending_shards(checkpoint: str) -> list[PendingShard]:
-    """The shards of a stream after its last committed micro-batch. Raises `PipelineError` if there is no stream."""
+    """The shards of a stream after its last committed micro-batch. Raises `PipelineError` without a checkpoint."""
     layout = saved_layout(checkpoint)
     if layout is None:
         raise PipelineError(f"{checkpoint} is not the checkpoint of a stream; by default it is RESULTS/_checkpoint")
@@ -107,7 +107,7 @@ class PendingReader(DataSourceReader):
 
     def _pages(self) -> Iterator[list[Row]]:
         request = wire.ListOperationsRequest(page_size=PAGE, kind=KINDS.get(self._equal.get("kind", ""), 0))
-        # Without an owner the daemon would take a session of the caller's own.
+        # A daemon looks for a session without a principal among the caller's own.
         if self._equal.get("session") and "principal" in self._equal:
             request.session_id, request.principal = self._equal["session"], self._equal["principal"]
         with closing(DaemonConnection(self._options)) as connection:
@@ -179,7 +179,7 @@ def shard_row(
 
 
 def longest_waiting(checkpoint: str, topic_prefix: str, limit: int) -> tuple[list[Row], str]:
-    """What has waited longest in a stream, and a line about everything that is pending on these topics and keys."""
+    """The longest waits of a stream on these topics and keys, and a line about all of them."""
     reader = PendingReader(DaemonOptions.of({"checkpoint": checkpoint, "topicPrefix": topic_prefix}))
     shards = pending_shards(checkpoint)
     table = pa.Table.from_batches([batch for shard in shards for batch in reader.read(shard)], PENDING_ROWS)

@@ -83,7 +83,7 @@ def budget_section(budget: pd.DataFrame, objective: float | None) -> tuple[Secti
 
 
 def budget_finding(budget: pd.DataFrame, objective: float | None) -> list[Finding]:
-    """What burnt most of its budget, if that is more than all of it, and how many others did."""
+    """The largest budget burnt, if it is more than all of it, and how many others are."""
     over = budget[budget["day"].isna() & (budget["burnt"] > 1) & (budget["operations"] >= ADVISED_MIN)]
     if objective is None or over.empty:
         return []

@@ -60,7 +60,7 @@ class ReportOptions:
     timeouts_ms: tuple[int, ...] = ()
     """Timeouts to evaluate, in addition to those in use and round values."""
     objective: float | None = None
-    """The share that may not expire; without it there is no error budget."""
+    """The share that may not expire; without it, the table `budget` is empty."""
 
     def __post_init__(self) -> None:
         if self.window_ms < WINDOW_MS_MIN:

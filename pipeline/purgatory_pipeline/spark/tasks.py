@@ -35,8 +35,8 @@ def is_small(spark: SparkSession) -> bool:
 
 
 def small_side(frame: DataFrame, rows_max: int | None = None) -> DataFrame:
-    """The smaller side of a join, broadcast if it has at most so many rows. In a small session that would spare no
-    shuffle, and be a job of its own.
+    """The smaller side of a join, broadcast if it has at most `rows_max` rows. In a small session a broadcast
+    saves no shuffle and costs a job.
     """
     if is_small(frame.sparkSession) or (rows_max is not None and frame.count() > rows_max):
         return frame

@@ -154,7 +154,7 @@ class PlayedRows:
 class Shard:
     """`delay_ms`: how far rows may be out of order. With 0, batches may separate rows of the same millisecond.
 
-    `forget_ms`: a partition or key that no event has named for so long, and that no pending operation names, is not
+    `forget_ms`: a partition or key that no event has named for this time, and that no pending operation names, is not
     saved. 0: all are.
     """
 
