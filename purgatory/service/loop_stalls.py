@@ -1,7 +1,7 @@
 """Detects calls that hold the event loop for too long, which delays everything else that the daemon does.
 
-Stalls are measured in processor time of the loop's thread, so a busy machine is not mistaken for a busy daemon. What is
-too short to count is not: its time is that of the clock, which takes no system call.
+Stalls are measured in processor time of the loop's thread, so a busy machine is not mistaken for a busy daemon. Shorter
+pieces of work are measured by the wall clock, which takes no system call.
 """
 
 import logging

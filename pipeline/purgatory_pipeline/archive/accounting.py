@@ -173,7 +173,7 @@ class IntakeAccount:
         return [line for line in self.lines if table is None or line.table == table]
 
 
-_SHOWN: int = 3
+_SHOWN: Final = 3
 
 
 def clock_findings(clocks: Iterable[FileClock]) -> list[IntakeFinding]:
