@@ -25,6 +25,8 @@ SETTINGS: Final = {
     "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
     # TRAP: adaptive execution skips the tasks of a micro-batch without payloads, but each task must save its shard.
     "spark.sql.adaptive.enabled": "false",
+    # By default, Spark refuses a checkpoint in which a killed query left a half-written record of its first offsets.
+    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
 LOCAL_FILES: Final = (
     "spark.sql.streaming.checkpointFileManagerClass",
