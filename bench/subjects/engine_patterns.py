@@ -17,8 +17,8 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 
 ZIPF_EXPONENT: Final = 1.1
-ZIPF_BATCH: Final = 100
-ZIPF_BATCHES: Final = 600
+ZIPF_BATCH: Final = 500
+ZIPF_BATCHES: Final = 120
 """Batches of keys that are drawn in advance and used repeatedly."""
 
 
@@ -63,12 +63,14 @@ def five_partitions(partitions: int, pending: int, seconds: float) -> Numbers:
 
 
 def zipf(keys: int, pending: int, seconds: float) -> Numbers:
-    """`pending` waits on each of `keys`, whose marks move by Zipf's law. Each mark ends one wait; one is then
-    registered.
+    """`pending` waits on each of `keys`, whose marks move by Zipf's law, and one is registered for each mark.
+
+    A batch may contain a key more often than `pending`: its waits all end, and of those registered afterwards, those
+    for offsets that it has passed end at once.
     """
     filled = Filled(keys, pending)
     engine, partitions = filled.engine, filled.partitions
-    drawn = draw(keys, pending)
+    drawn = draw(keys)
     marks_of = [count(1) for _ in range(keys)]
     types = [HIGH_WATERMARK] * ZIPF_BATCH
     turns = 0
@@ -82,8 +84,8 @@ def zipf(keys: int, pending: int, seconds: float) -> Numbers:
         engine.perform(
             None, Apply(EventBatch(types, partitions=partitions, item_indexes=indexes, offsets=marks)), at_ms
         )
-        ended = filled.take()
         filled.register(partitions, indexes, [mark + pending for mark in marks], TIMEOUT_MS, at_ms)
+        ended = filled.take()
         engine.perform(None, PassTime(EXPIRED_PER_CALL), at_ms)
         return ended
 
@@ -92,10 +94,8 @@ def zipf(keys: int, pending: int, seconds: float) -> Numbers:
     return numbers
 
 
-def draw(keys: int, each_max: int) -> list[list[int]]:
-    """Batches of keys by Zipf's law, the same in every language. No batch contains a key more than `each_max` times,
-    so that every mark ends a wait, and no wait is registered for an offset already reached.
-    """
+def draw(keys: int) -> list[list[int]]:
+    """Batches of keys by Zipf's law, the same in every language."""
     shares = list(accumulate((rank + 1.0) ** -ZIPF_EXPONENT for rank in range(keys)))
     batches: list[list[int]] = []
     state = 1
@@ -103,9 +103,7 @@ def draw(keys: int, each_max: int) -> list[list[int]]:
         batch: list[int] = []
         while len(batch) < ZIPF_BATCH:
             state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
-            key = min(bisect_right(shares, (state >> 11) / 2**53 * shares[-1]), keys - 1)
-            if batch.count(key) < each_max:
-                batch.append(key)
+            batch.append(min(bisect_right(shares, (state >> 11) / 2**53 * shares[-1]), keys - 1))
         batches.append(batch)
     return batches
 

@@ -7,7 +7,7 @@ from typing import final
 
 from mypy_extensions import i64
 
-from purgatory.engine.codes import NONE, NOT_ENOUGH_REPLICAS_AFTER_APPEND, PENDING, PRODUCE
+from purgatory.engine.codes import FAILED, NONE, NOT_ENOUGH_REPLICAS_AFTER_APPEND, PENDING, PRODUCE, SATISFIED
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.countdown import Countdown, partition_fault
 from purgatory.engine.marks.partition import Partition
@@ -56,9 +56,12 @@ class ProduceKind(Countdown):
             if only is None:
                 return UNRESOLVED
             offset, leader_epoch = columns.offsets.at(first_item), columns.leader_epochs.at(first_item)
-            # An operation that ends at once creates neither a slot nor a timer, so it takes the full path.
-            if self.state(only, offset, leader_epoch) != UNRESOLVED:
-                return UNRESOLVED
+            error = self.state(only, offset, leader_epoch)
+            if error != UNRESOLVED:
+                # It ends at once, without a slot or a timer.
+                mark, start = only.high_watermark, only.log_start_offset
+                pending.completions_of(owner).add_item(only.name, error, offset, mark, start, -1, -1.0)
+                return SATISFIED if error == NONE else FAILED
             # By hand, because the partition was found through the dictionary of the batch and not by `get_or_create`.
             only.references += 1
             slot = pending.admit(owner, PRODUCE, 1, 1, operation_id, timeout_ms, now_ms)
@@ -82,7 +85,7 @@ class ProduceKind(Countdown):
             partition = columns.known_partition(item)
             assert partition is not None, f"the partition of item {item} was known a moment ago"
             required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
-            error: i64 = UNRESOLVED
+            error = i64(UNRESOLVED)
             if not all_wait:
                 error = self.state(partition, required, epoch)
             partition.references += 1

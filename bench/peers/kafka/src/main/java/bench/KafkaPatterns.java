@@ -14,8 +14,8 @@ final class KafkaPatterns {
     private static final long LONG_MS = 600_000;
     private static final int EACH = 5;
     private static final double ZIPF_EXPONENT = 1.1;
-    private static final int ZIPF_BATCH = 100;
-    private static final int ZIPF_BATCHES = 600;
+    private static final int ZIPF_BATCH = 500;
+    private static final int ZIPF_BATCHES = 120;
 
     private KafkaPatterns() {
     }
@@ -103,7 +103,7 @@ final class KafkaPatterns {
         double budget = parameters.number("seconds");
         KafkaRuns.Marks marks = new KafkaRuns.Marks(keys);
         int pending = parameters.integer("pending");
-        int[][] drawn = draw(keys, pending);
+        int[][] drawn = draw(keys);
         DelayedOperationPurgatory<KafkaRuns.Produce> purgatory = new DelayedOperationPurgatory<>("bench", 0);
         marks.fill(purgatory, pending, LONG_MS);
         System.gc();
@@ -126,8 +126,8 @@ final class KafkaPatterns {
         return Parameters.measured(seconds, completed);
     }
 
-    /** Batches of keys by Zipf's law, the same as in bench/subjects/engine_patterns.py; none has a key more than eachMax times. */
-    private static int[][] draw(int keys, int eachMax) {
+    /** Batches of keys by Zipf's law, the same as in bench/subjects/engine_patterns.py. */
+    private static int[][] draw(int keys) {
         double[] shares = new double[keys];
         double sum = 0;
         for (int rank = 0; rank < keys; rank++) {
@@ -137,15 +137,10 @@ final class KafkaPatterns {
         int[][] batches = new int[ZIPF_BATCHES][ZIPF_BATCH];
         long state = 1;
         for (int[] batch : batches) {
-            int[] times = new int[keys];
-            int place = 0;
-            while (place < ZIPF_BATCH) {
+            for (int place = 0; place < ZIPF_BATCH; place++) {
                 state = state * 6364136223846793005L + 1442695040888963407L;
                 int found = Arrays.binarySearch(shares, (state >>> 11) / (double) (1L << 53) * sum);
-                int key = Math.min(found >= 0 ? found + 1 : -found - 1, keys - 1);
-                if (times[key]++ < eachMax) {
-                    batch[place++] = key;
-                }
+                batch[place] = Math.min(found >= 0 ? found + 1 : -found - 1, keys - 1);
             }
         }
         return batches;
