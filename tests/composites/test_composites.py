@@ -1,16 +1,13 @@
 """Composites through the Python client on the real daemon, and between wire and engine."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from purgatory_client import (
     AsyncClient,
     OperationKind,
-    Outcome,
     Result,
     all_of,
     any_of,
@@ -31,7 +28,7 @@ from purgatory.service.translate.operations import parts_from_columns
 from purgatory.service.visibility import may_see
 from purgatory.v1 import operation_pb2
 from tests.client.cli.test_commands import purgatory
-from tests.kit.daemon import DaemonProcess, StartDaemon
+from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import until_pending
 
 LONG = 60.0
@@ -82,72 +79,6 @@ async def test_an_expired_wait_names_only_what_was_missing(client: AsyncClient) 
     for expired in (await client.wait(signal("late-job"), **arms), await client.wait_once(one), *many):
         with pytest.raises(errors.WaitExpired, match=r" s; late-job: 0 of 1 \(error 7\)$"):
             expired.raise_for_outcome()
-
-
-async def test_results_of_many_have_the_names_of_their_items_in_order(client: AsyncClient) -> None:
-    await client.advance("many-1", high_watermark=4)
-    await client.signal_key("many-k", 2)
-    answer = await client.wait_many(
-        ["many-1", ("many", 2)],
-        ["many-k", "many-never"],
-        offsets=[4, -1, 9, 5, 2, 3, 3, -1],
-        indexes=[0, 3, 1, 0, 2, 0, 2, 2],
-        item_counts=[2, 3, 1, 2],
-        required_terms=[1, 1, 0, 0],
-        unless_counts=[0, 0, 0, 1],
-        timeouts_ms=[30],
-    )
-    assert [result.outcome for result in answer] == [*[Outcome.SATISFIED] * 3, Outcome.FAILED]
-    assert [[item.name for item in result.items] for result in answer] == [
-        ["many-1", "many-never"], ["many-2", "many-1", "many-k"], ["many-1"], ["many-k", "many-k"],
-    ]  # fmt: skip
-    assert [decided(result) for result in answer] == [
-        [("many-1", 0, 4)], [("many-k", 0, 2)], [("many-1", 0, 4)], [("many-k", UNLESS_REACHED, 2)],
-    ]  # fmt: skip
-
-
-async def test_single_waits_in_one_message_keep_their_counts_and_names(client: AsyncClient) -> None:
-    await client.advance("share-0", high_watermark=1)
-    drawn = random.Random(5)
-    calls = []
-    for number in range(1, 41):
-        terms = [mark("share-0", 1), signal(f"share-{number}"), mark(f"share-{number}", 1), mark("share-0", 1)]
-        drawn.shuffle(terms)
-        calls.append((terms, client.wait(at_least(2, *terms), unless=signal(f"no-{number}"), timeout=LONG)))
-    for terms, result in zip(
-        [one for one, _ in calls], await asyncio.gather(*[call for _, call in calls]), strict=True
-    ):
-        shown = [item.name for item in result.items[:-1]]
-        assert shown == [term.name if isinstance(term.name, str) else "{}-{}".format(*term.name) for term in terms]
-        assert decided(result) == [("share-0", 0, 1)] * 2
-
-
-async def test_a_wait_survives_in_the_outbox_and_in_the_journal(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """A composite and a batch of them are recovered from the client's file, and continue after a restart of the
-    daemon, with terms that were true before.
-    """
-    flags = ("--journal-dir", str(tmp_path / "journal"), "--grpc-address")
-    path = tmp_path / "outbox.db"
-    first = start_daemon(*flags, "127.0.0.1:0")
-    async with AsyncClient(first.address, outbox=path) as client:
-        single = await client.submit(waits.wait(at_least(2, mark("o-1", 5), signal("k"), signal("l")), timeout=LONG))
-        many = await client.submit_many(
-            batches.wait(
-                ["o-1"], ["k"], offsets=[9, -1, 1], indexes=[0, 1, 1], item_counts=[2, 1], unless_counts=[1, 0]
-            )
-        )
-        await until_pending(client, 3)
-        await client.advance("o-1", high_watermark=5)
-    first.kill()
-    second = start_daemon(*flags, first.address)
-    async with AsyncClient(second.address, outbox=path) as client:
-        tickets = {one.operation_id: one for one in await client.recovered()}
-        assert {one.operation_id for one in (single, many)} == set(tickets)
-        await until_pending(client, 3)
-        await client.signal_key("k")
-        assert decided(await client.result(tickets[single.operation_id])) == [("o-1", 0, 5), ("k", 0, 1)]
-        answer = await client.result_many(tickets[many.operation_id])
-        assert [result.outcome for result in answer] == [Outcome.FAILED, Outcome.SATISFIED]
 
 
 @pytest.mark.parametrize(

@@ -3,36 +3,22 @@
 import asyncio
 import inspect
 import itertools
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import aiohttp
 import pytest
-from purgatory_client.aio import AsyncClient
-from purgatory_client.results import Outcome
-from purgatory_client.waits import signal
 
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.extension import Extension
-from purgatory.extensions.installed import ALL
 from purgatory.service import host as host_module
-from purgatory.service.access.tokens import add_token
 from purgatory.service.fair_queue import FairQueue
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener, Listeners
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.testing import ManualClock
-from tests.kit.daemon import RunDaemon, access_flags
-from tests.kit.eventually import eventually
 from tests.kit.messages import produce_run
 from tests.kit.served_host import HOOKS, RecordingListener, with_faults
 
-POLICY: Final = (
-    '[[grant]]\nto = ["ann", "bob"]\nroles = ["wait", "advance", "observe", "admin"]\ntopics = ["*"]\nkeys = ["*"]\n'
-)
-WAITS: Final = 40
 ANSWERING: Final = ("reason_to_refuse", "metrics", "held_bytes")
 """Hooks that return something; all others return nothing."""
 
@@ -62,50 +48,6 @@ def test_hook_that_raises_is_counted_and_the_others_are_called(hook: str, caplog
     assert called == [hook] * 4
     assert listeners.failures["Listener"] == 2
     assert caplog.text.count(f"Listener failed in {hook};") == 1
-
-
-@pytest.mark.slow  # a daemon for each extension
-@pytest.mark.parametrize("extension", ALL, ids=[extension.name for extension in ALL])
-async def test_daemon_with_a_faulty_listener_delivers_everything(
-    run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extension: type[Extension]
-) -> None:
-    faulty: dict[Extension, Listener] = {}
-    real: Any = extension.listener
-
-    def listener(self: Extension) -> Listener:
-        if self not in faulty:
-            faulty[self] = with_faults(real.fget(self) or Listener())
-        return faulty[self]
-
-    monkeypatch.setattr(extension, "listener", property(listener))
-    flags = access_flags(tmp_path, POLICY)
-    flags += {"archive": ["--archive", str(tmp_path / "history")], "tracing": ["--tracing-enabled"]}.get(
-        extension.name, []
-    )
-    tokens = {name: add_token(tmp_path / "tokens", name) for name in ("ann", "bob")}
-    daemon = await run_daemon("--extensions", extension.name, *flags)
-
-    async def caller(name: str) -> list[Outcome]:
-        async with AsyncClient(daemon.address, token=tokens[name]) as client:
-            waits = [client.produce({("orders", 0): number}, timeout=60) for number in range(1, WAITS)]
-            waits += [client.signal([f"{name}/{number}"], timeout=0.05) for number in range(WAITS)]
-            waits += [client.wait_once(signal([f"{name}/{number}"], timeout=0.05)) for number in range(WAITS)]
-            pending = [asyncio.ensure_future(wait) for wait in waits]
-            cancelled = asyncio.ensure_future(client.signal([f"{name}/never"], timeout=60))
-            await eventually(pending[-1].done, "the waits that expire have expired")
-            cancelled.cancel()
-            await client.advance(("orders", 0), high_watermark=WAITS)
-            return [result.outcome for result in await asyncio.gather(*pending)]
-
-    async with asyncio.timeout(60):
-        for outcomes in await asyncio.gather(caller("ann"), caller("bob")):
-            assert outcomes == [Outcome.SATISFIED] * (WAITS - 1) + [Outcome.EXPIRED] * 2 * WAITS
-    async with aiohttp.ClientSession(f"http://{daemon.http_address}") as http, http.get("/metrics") as answer:
-        name = type(*faulty.values()).__name__
-        (count,) = [
-            line for line in (await answer.text()).splitlines() if f'failures_total{{listener="{name}"}}' in line
-        ]
-    assert float(count.split()[1]) > WAITS
 
 
 def expired_host() -> tuple[Host, list[Session]]:

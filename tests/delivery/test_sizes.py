@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from purgatory_client import events
 from purgatory_client.aio import AsyncClient
-from purgatory_client.results import Outcome
-from purgatory_client.waits import produce as one_wait
 from purgatory_client.wire import sizes as client_sizes
 from purgatory_pipeline import sizes as pipeline_sizes
 
@@ -25,8 +22,7 @@ from purgatory import sizes
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
-from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon, StartDaemon
-from tests.kit.eventually import PATIENCE_S, until_pending
+from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon
 from tests.kit.messages import produce, register_request, signal
 from tests.kit.served_host import DaemonChannel, Peer, serving
 from tests.kit.sizes import all_sizes
@@ -163,79 +159,6 @@ async def test_results_around_each_size_are_delivered_once_in_order(
     assert [one.operation_id for one in found] == ends
     assert [int(one.cursor.rpartition("-")[2]) for one in found] == list(range(1, len(ends) + 1))
     assert [len(one.items) for one in found[:10]] == [size, 1] * 5
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_sizes")
-@pytest.mark.parametrize("size", [SMALL - 1, SMALL, SMALL + 1])
-async def test_client_and_unary_calls_around_each_size(run_daemon: RunDaemon, size: int) -> None:
-    daemon = await run_daemon()
-    async with AsyncClient(daemon.address) as client, DaemonChannel(daemon.address) as channel:
-        tail = channel.stub.TailResults(wire.TailResultsRequest())
-        assert not (await tail.read()).left_out
-        never = [asyncio.ensure_future(client.signal(["never"], timeout=60)) for _ in range(size)]
-        waits = [asyncio.ensure_future(client.produce({("t", 0): number + 1}, timeout=60)) for number in range(size)]
-        large = asyncio.ensure_future(client.produce({("t", number): 1 for number in range(size)}, timeout=60))
-        ids = range(1, size + 1)
-        batch = asyncio.ensure_future(client.produce_many(["t-0"], offsets=ids, timeouts_ms=[60_000] * size))
-        unary = [asyncio.ensure_future(client.wait_once(one_wait({("t", 0): 1}, timeout=60))) for _ in ids]
-        await until_pending(client, 4 * size + 1)
-        marks = [events.high_watermark(("t", number), size) for number in range(size)]
-        receipt = await client.advance_many(marks)
-        assert (sum(receipt.ended), receipt.refusals) == (3 * size + 1, [])
-        assert [result.outcome for result in await asyncio.gather(*waits, *unary)] == [Outcome.SATISFIED] * 2 * size
-        assert len((await large).items) == size
-        assert (await batch).outcomes == [Outcome.SATISFIED] * size
-        for one in never:
-            one.cancel()
-        await until_pending(client, 0)
-        told = 0
-        while told < 4 * size + 1:
-            message = await asyncio.wait_for(tail.read(), PATIENCE_S)
-            told += len(message.operations) + message.left_out
-        assert told == 4 * size + 1
-        tail.cancel()
-
-
-@pytest.mark.slow  # 30,000 results, and a daemon that is killed
-@pytest.mark.parametrize(
-    ("path", "size_max"),
-    [
-        ("rows", sizes.ROW_RESULTS_MAX),
-        ("columns", sizes.COLUMN_RESULTS_MAX),
-        ("server-sent events", sizes.ROW_RESULTS_MAX),
-    ],
-)
-async def test_results_around_the_real_sizes_survive_a_kill(
-    start_daemon: StartDaemon, tmp_path: Path, path: str, size_max: int
-) -> None:
-    """The next daemon continues with the same numbers."""
-    flags = ["--limits-items-per-operation-max", "5100", "--limits-topic-length-max", "99"]
-    flags += ["--data-dir", str(tmp_path / "data")]
-    daemon = start_daemon(*flags)
-    for size in (size_max - 1, size_max, size_max + 1):
-        columns = operation_pb2.OperationColumns(
-            kind=operation_pb2.OPERATION_KIND_SIGNAL,
-            keys=[f"k{item}" for item in range(size)],
-            operation_id=range(1, size + 4),
-            timeout_ms=[0],
-            item_count=[size, *[1] * (size + 2)],
-            item_index=[*range(size), *[0] * (size + 2)],
-        )
-        async with DaemonChannel(daemon.address) as channel:
-            batch = wire.RegisterBatch(columns=columns)
-            await channel.stub.Register(wire.RegisterRequest(session_id=f"s{size}", batch=batch))
-    read: dict[int, list[ReadResult]] = {}
-    for size in (size_max - 1, size_max, size_max + 1):
-        read[size] = await read_with_cuts(daemon, path, f"s{size}", size // 2)
-    daemon.kill()
-    daemon = start_daemon(*flags)
-    for size, before in read.items():
-        left = size + 3 - len(before)
-        found = before + await read_with_cuts(daemon, path, f"s{size}", left, before[-1].cursor)
-        assert [one.operation_id for one in found] == list(range(1, size + 4))
-        assert [int(one.cursor.rpartition("-")[2]) for one in found] == list(range(1, size + 4))
-        assert [len(one.items) for one in found[:3]] == [size, 1, 1]
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])

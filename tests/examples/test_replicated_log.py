@@ -1,4 +1,4 @@
-"""The replicated-log example: its log file, and its real processes, of which a follower is killed midway.
+"""The replicated-log example: its real processes, of which a follower is killed midway.
 
 The other examples: those that connect to a running daemon, or that run by themselves, and the recipes.
 """
@@ -13,22 +13,17 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from purgatory_client import AsyncClient, waits
 
 from examples.local_daemon import serving
 from examples.long_poll import ask
 from examples.long_poll import serving as serving_polls
-from examples.replicated_log.clients import split_lines
-from examples.replicated_log.log_file import CorruptRecord, LogFile, LogRecord, OffsetOutOfRange, decode_all
 from examples.replicated_log.proof import read_counters
 from purgatory.extensions.archive.schema import OUTCOMES
 from tests.archive.archive_kit import Replay, rows_of, without
@@ -147,68 +142,6 @@ def said_pids(lines: Iterator[str], until: str) -> Iterator[int]:
         if until in line:
             return
     raise AssertionError(f"the run ended before it said {until!r}")
-
-
-# The log file.
-
-PAYLOAD = st.binary(max_size=8)
-STEPS = st.lists(
-    st.tuples(st.just("append"), PAYLOAD)
-    | st.tuples(st.just("trim"), st.integers(0, 30))
-    | st.tuples(st.just("reopen"), st.integers(0, 15)),
-    max_size=30,
-)
-
-
-@given(STEPS, st.integers(1, 100))
-def test_log_file_is_read_and_copied_as_it_was_written(steps: list[tuple[str, Any]], bytes_max: int) -> None:
-    """Through trims, and a last record of which some bytes are missing when it is opened again."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log"
-        log, start, expected = LogFile(path), 0, list[bytes]()
-        for step, given_value in steps:
-            if step == "append":
-                assert log.append(given_value) == len(expected)
-                expected.append(given_value)
-            elif step == "trim":
-                start = max(start, min(given_value, len(expected) - 1))  # one record stays
-                log.trim(start)
-            else:
-                log.close()
-                if given_value and start < len(expected) - (start > 0):
-                    path.write_bytes(path.read_bytes()[:-given_value])
-                    expected.pop()
-                log = LogFile(path)
-        end = len(expected)
-        assert (log.log_start_offset, log.log_end_offset) == (start, end)
-        copy = LogFile(Path(folder) / "copy")
-        for outside in (start - 1, end + 1):
-            with pytest.raises(OffsetOutOfRange):
-                log.read(outside, end, bytes_max)
-        records = [LogRecord(offset, payload) for offset, payload in enumerate(expected)][start:]
-        assert list(decode_all(path.read_bytes())) == records
-        if start == 0:
-            while read := log.read(copy.log_end_offset, end, bytes_max):
-                copy.append_copy(read)
-            assert list(decode_all((Path(folder) / "copy").read_bytes())) == records
-        with pytest.raises(OffsetOutOfRange):
-            copy.append_copy(LogRecord(end + 1, b"").encode())
-        log.close()
-        copy.close()
-
-
-def test_any_flipped_bit_is_detected() -> None:
-    encoded = LogRecord(7, b"payload").encode()
-    for place in range(len(encoded)):
-        damaged = bytearray(encoded)
-        damaged[place] ^= 1
-        with pytest.raises(CorruptRecord):
-            list(decode_all(bytes(damaged)))
-
-
-@pytest.mark.parametrize("data", [b"a\nb\n", b"a\nb", b"\n\n", b"a\r\n\xff"])
-def test_lines_join_to_the_file(data: bytes) -> None:
-    assert b"\n".join(split_lines(data)) + (b"\n" if data.endswith(b"\n") else b"") == data
 
 
 PROJECT: Final = Path(__file__).resolve().parents[2]

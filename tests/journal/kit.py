@@ -193,6 +193,7 @@ def columns_of(saved: SavedOperations) -> dict[str, list[Any]]:
     columns = {name: list(getattr(saved, name)) for name in COLUMNS}
     columns["places"] = [tuple(saved.names[place]) for place in saved.places]
     columns["stale_timeouts_ms"] = sorted(saved.stale_timeouts_ms.items())
+    columns["heartbeat_timeouts_ms"] = sorted(saved.heartbeat_timeouts_ms.items())
     return columns
 
 

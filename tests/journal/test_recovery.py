@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
-from purgatory_client import AsyncClient, batches
-from purgatory_client.results import Outcome
 
 from purgatory import sizes
 from purgatory.engine.batches import OperationBatch
@@ -37,9 +35,8 @@ from purgatory.service.rpc.session_requests import register_or_refuse
 from purgatory.service.translate.result_slices import packed, slices_of
 from purgatory.testing import ManualClock
 from tests.histories.worlds.archive import Life
-from tests.journal.kit import JournaledHost, PowerCut, copy_files, keep, new_host, picture, register
-from tests.kit.daemon import RunDaemon
-from tests.kit.eventually import PATIENCE_S, until_pending
+from tests.journal.kit import JournaledHost, PowerCut, keep, new_host, picture, register
+from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
 from tests.service.test_refused_ids import batch_of
@@ -49,8 +46,6 @@ STEPS = 60
 GROUP_MAX = 20
 PRINCIPALS = ("", "ann", "bob")
 """Their signals: a key is restored with its account."""
-LONG_MS = 3_600_000
-"""So that nothing expires on a busy machine."""
 
 
 def watch_seals(life: Life, opened: OpenJournal) -> dict[int, Any]:
@@ -102,31 +97,6 @@ async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, m
     assert await revived.close(PATIENCE_S)
     assert await opened.close(PATIENCE_S)
     await life.end()
-
-
-@pytest.mark.sockets
-async def test_deadlines_and_heartbeats_survive_a_crash_and_a_restart(tmp_path: Path, run_daemon: RunDaemon) -> None:
-    """An extended wait has its new deadline, and a wait that requires a heartbeat fails without one."""
-    first = await run_daemon("--data-dir", str(tmp_path / "data"))
-    async with AsyncClient(first.address) as client:
-        batch = batches.signal(["slow", "silent"], timeouts_ms=[LONG_MS], heartbeat_timeouts_ms=[-1, LONG_MS - 1])
-        await client.register("night", 1, batch)
-        assert await client.extend([1, 3], 7_200, session_id="night") == [3]
-        await client.register("night", 3, batches.signal(["soon"], timeouts_ms=[LONG_MS], heartbeat_timeouts_ms=[300]))
-        copy_files(tmp_path / "data", tmp_path / "copy")
-        await first.stop()
-        flags = ("--data-dir", str(tmp_path / "copy"), "--grpc-address", first.address)
-        second = await run_daemon(*flags)
-        await until_pending(client, 2)
-        await second.stop()
-        third = await run_daemon(*flags)
-        await until_pending(client, 2)
-        assert third.log.count("the last daemon shut down cleanly") == 1
-        assert LONG_MS / 1_000 < (await client.operation("night", 1)).remaining <= 7_200
-        assert (await client.operation("night", 2)).remaining <= LONG_MS / 1_000
-        async for collected in client.results("night"):
-            assert (list(collected.operation_ids), list(collected.results.outcomes)) == ([3], [Outcome.FAILED])
-            break
 
 
 # The time between two daemons, if clocks are changed meanwhile.

@@ -14,6 +14,7 @@ from purgatory_client.aio import AsyncClient
 from purgatory import sizes
 from purgatory.clock import NS_PER_MS, SystemClock
 from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import draining
@@ -25,13 +26,14 @@ from purgatory.service.host import Host
 from purgatory.service.reaper import Alarm, KernelAlarm, LoopAlarm, OnAlarm, make_alarm
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
+from purgatory.service.translate.operations import OperationRun
 from purgatory.sizes import CONTROL_MESSAGES_MAX
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import produce, produce_run, signal
-from tests.kit.served_host import Peer, RecordingListener, refused, serving
+from tests.kit.served_host import Peer, RecordingListener, apply_events, refused, serving
 
 
 async def test_dropped_sessions_end_after_a_fault(
@@ -58,6 +60,27 @@ async def test_dropped_sessions_end_after_a_fault(
     assert (host.engine.pending, next(slices)) == (0, 11)
     messages = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert messages == ["a fault at 3", "a fault at 5"]
+
+
+async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "WORK_PER_SLICE", 1)
+    events = EventBatch([codes.HIGH_WATERMARK] * 8, partitions=[("orders", 0)], offsets=list(range(1, 9)))
+    for turns in itertools.count():
+        host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings())
+        session, _ = host.sessions.open("s", 0)
+        applying = asyncio.create_task(apply_events(host, events))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_done = applying.done()
+        waits = OperationBatch(
+            [1, 2, 3], partitions=[("orders", 0)], offsets=[1, min(turns, 7) + 1, 8], timeouts_ms=[1_000]
+        )
+        host.registration(session).register([OperationRun(codes.PRODUCE, waits)], [])
+        await applying
+        assert host.engine.inspection.counts(codes.PRODUCE).satisfied == 3, f"registered after {turns} turns"
+        if was_done:
+            assert turns >= 8, "the batch was not interleaved with anything"
+            return
 
 
 async def test_an_earlier_deadline_wakes_the_reaper(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from prometheus_client.parser import text_string_to_metric_families
 from purgatory_client import AsyncClient, Outcome, events, waits
 from purgatory_client.errors import PurgatoryClientError
 
@@ -28,8 +29,12 @@ def faults_in(log: str) -> list[str]:
 
 
 def check_metrics(daemon: DaemonProcess) -> None:
-    """For each kind, registered equals the outcomes plus pending in one scrape, and the reaper never failed."""
+    """In one scrape, registered equals the outcomes plus pending for each kind, no gauge is negative, and the reaper
+    never failed.
+    """
     text = fetch_page(daemon, "/metrics")[1]
+    gauges = [family for family in text_string_to_metric_families(text) if family.type == "gauge"]
+    assert [sample for family in gauges for sample in family.samples if sample.value < 0] == []
     registered, outcomes, pending = (
         sums_by_kind(text, f"purgatory_{name}") for name in ("registered_total", "outcomes_total", "pending_operations")
     )
