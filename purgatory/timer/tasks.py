@@ -5,7 +5,7 @@ import contextvars
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice
 from types import TracebackType
@@ -150,6 +150,11 @@ class Timer:
         with self._lock:
             return self._wheel.count + len(self._due)
 
+    def __iter__(self) -> Iterator[TimerTask]:
+        """The tasks that have not become due yet, in no order, as they are now. Kafka's `TimerTaskList.foreach`."""
+        with self._lock:
+            return iter([task for task in self._tasks if task is not None])
+
     def add(self, task: TimerTask) -> None:
         """Run a task `task.delay_ms` from now. A task that is already in a timer is moved.
 
@@ -219,7 +224,7 @@ class Timer:
         """Reject tasks from now on. Cancels and returns the tasks that have not run. Idempotent; allowed in a task."""
         with self._lock:
             self._is_closed = True
-            left = [task for task in self._tasks if task is not None]
+            left = list(self)
             for task in left:
                 self.cancel(task)
             return left

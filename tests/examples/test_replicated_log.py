@@ -224,6 +224,7 @@ def test_long_poll_answers_with_messages_or_says_why_not() -> None:
 # The recipes of examples/recipes: each prints the lines at the end of its docstring.
 
 RECIPES = sorted((PROJECT / "examples" / "recipes").glob("[!_]*.py"))
+TOURS = [PROJECT / "examples" / name for name in ("wheel_tour.py", "group_join.py")]
 LINES_MIN, LINES_MAX = 20, 60
 CANNOT_RUN = 77
 """The exit code of a recipe that lacks a program such as PostgreSQL; its last line on stderr is the reason."""
@@ -238,7 +239,7 @@ def printed_by(recipe: Path) -> str:
     return inspect.cleandoc(lines)
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", [*RECIPES, *TOURS], ids=lambda path: path.stem)
 def test_recipe_prints_what_it_promises(recipe: Path, daemon: DaemonProcess) -> None:
     environment = {
         "PURGATORY_ADDRESS": daemon.address,

@@ -189,6 +189,7 @@ def test_any_history_against_a_model(delays_ms: list[int], steps: list[tuple[str
                 {key: one[key] for key in one if key not in keys} for one, keys in zip(waiting, due, strict=True)
             ]
         assert [timer.size for timer in world.timers] == [len(one) for one in waiting]
+        assert [set(timer) for timer in world.timers] == [{tasks[number] for number in one} for one in waiting]
         for timer, one in zip(world.timers, waiting, strict=True):
             earliest_ms = min(one.values(), default=-1)
             next_ms = timer.next_expiration_ms()
