@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -88,6 +89,15 @@ def test_every_alert_has_a_case_in_which_it_fires() -> None:
     document = yaml.safe_load((PROMETHEUS / "alerts.test.yml").read_text("utf-8"))
     fired = {case["alertname"] for test in document["tests"] for case in test["alert_rule_test"] if case["exp_alerts"]}
     assert fired == {rule["alert"] for rule in rules()}
+
+
+def test_every_alert_leads_to_its_runbook() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    page = f"{project['urls']['Documentation']}/runbooks.html"
+    headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "runbooks.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(headings) == sorted(rule["alert"] for rule in rules())
+    links = {rule["annotations"]["runbook_url"] for rule in rules()}
+    assert links == {f"{page}#{heading.lower()}" for heading in headings}
 
 
 @needs_promtool

@@ -1,4 +1,4 @@
-"""The unit of docs/fleet.md, as systemd reads it."""
+"""The units of docs/fleet.md and docs/operations.md, as systemd reads them."""
 
 import re
 import shutil
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "fleet.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd")
-def test_unit_is_accepted_and_always_restarts(tmp_path: Path) -> None:
-    found = re.search(r"^```text\n(\[Unit\].*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("page", ["fleet.md", "operations.md"])
+def test_unit_is_accepted_and_always_restarts(page: str, tmp_path: Path) -> None:
+    found = re.search(r"^```text\n(\[Unit\].*?)^```", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert found is not None
     # This machine has neither the program nor the user.
     unit = found[1].replace("/opt/purgatory/bin/purgatory", shutil.which("true") or "").replace("User=purgatory\n", "")

@@ -151,7 +151,7 @@ class SourceLog:
         """Log what has changed. Called after a change, and periodically."""
         for source in self._table:
             state = source.state_at(now_ms)
-            if state != source.state:
+            if state != source.state or source.state_since_ms < 0:
                 source.state, source.state_since_ms = state, now_ms
             # Compared with what was logged and not with the last state: a source that flaps has one line a second, with
             # its state at that time.
