@@ -180,7 +180,7 @@ bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its pee
 bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing written
 	@$(BIN)/python -m bench --quick $(ARGS)
 
-bench-timers: $(STAMPS)/engine ## Measure each operation of five timers (ARGS="--pending 100000")
+bench-timers: $(STAMPS)/engine ## Measure each operation of seven timers (ARGS="--pending 100000")
 	@$(BIN)/python -m bench.timer_table $(ARGS)
 
 bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure report and replay (ARGS="--operations 1M")

@@ -1,7 +1,9 @@
-"""Nanoseconds for one operation of a timer, as percentiles: the wheel, and the timers of Kafka, Netty, Go and tokio.
+"""Nanoseconds for one operation of a timer, as percentiles: the wheel, and the timers of Kafka, Netty, Go, tokio and
+the JDK (`java.util.Timer`, `DelayQueue`).
 
     make bench-timers                                            # 100,000 and 10 million pending: minutes, 3 GB
     make bench-timers ARGS="--pending 100000 --only wheel go"
+    make bench-timers ARGS="--pending 1000 10000 100000 1000000 10000000 --plot docs/images/timers.png"
 
 With `pending` timers whose deadlines are 10 to 20 minutes away, one is drawn at random, cancelled, and added again with
 another deadline: `cancel` and `add`, each timed alone. Then a tenth as many timers get one deadline; `expire` is the
@@ -20,9 +22,11 @@ from typing import Final
 from bench.measure.processes import ROOT, Worker, WorkerFailed
 from bench.measure.worker import Numbers
 from bench.peers.jvm import JvmMissing, jvm_command
+from bench.render.plots import write_timer_plot
 
 __all__ = ["measured", "table"]
 
+OPERATIONS: Final = ("add", "cancel", "expire")
 PARTS: Final = ("p50", "p99", "p999")
 BUILT: Final = ROOT / ".build" / "peers"
 
@@ -42,6 +46,8 @@ PEERS: Final[dict[str, Callable[[], list[str]]]] = {
     "wheel": lambda: [sys.executable, "-m", "bench.subjects.timer_percentiles"],
     "kafka": lambda: jvm_command("kafka"),
     "netty": lambda: jvm_command("netty"),
+    "util-timer": lambda: jvm_command("util-timer"),
+    "delay-queue": lambda: jvm_command("delay-queue"),
     "go": lambda: program(GO, "go", "-o", GO, "bench/peers/go/timers.go"),
     "tokio": lambda: program(f"{BUILT}/tokio/release/timers", "cargo", *CARGO, "--target-dir", f"{BUILT}/tokio"),
 }
@@ -59,23 +65,30 @@ def line(peer: str, pending: int, said: Numbers) -> str:
     """A line of the table, without the time of reading the clock."""
     cells = [
         " / ".join(f"{max(0, said[f'{name}_{part}'] - said['clock_p50']):,.0f}" for part in PARTS)
-        for name in ("add", "cancel", "expire")
+        for name in OPERATIONS
     ]
     return f"| {peer} | {pending:,} | {' | '.join(cells)} | {said['clock_p50']:.0f} | {said['gigabytes']:.2g} |"
 
 
-def table(peers: list[str], pendings: list[int], samples: int) -> list[str]:
-    """The lines of the table, printed as they are measured."""
+def table(peers: list[str], pendings: list[int], samples: int, plot: Path | None = None) -> list[str]:
+    """The lines of the table, printed as they are measured. `plot`: where to draw the medians over `pendings`."""
     lines: list[str] = []
+    points: list[dict[str, str | float]] = []
     print("| timer | pending | add p50 / p99 / p999, ns | cancel | expire | clock | GB |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for pending in pendings:
         for peer in peers:
             try:
-                lines.append(line(peer, pending, measured(peer, pending, samples)))
+                said = measured(peer, pending, samples)
+                lines.append(line(peer, pending, said))
+                for name in OPERATIONS:
+                    median_ns = max(1, said[f"{name}_p50"] - said["clock_p50"])
+                    points.append({"timer": peer, "pending": pending, "operation": name, "median_ns": median_ns})
             except (LookupError, JvmMissing, WorkerFailed) as missing:
                 lines.append(f"{peer} is skipped: {missing}")
             print(lines[-1], flush=True)
+    if plot:
+        write_timer_plot(points, plot)
     return lines
 
 
@@ -84,5 +97,6 @@ if __name__ == "__main__":
     parser.add_argument("--pending", type=int, nargs="+", default=[100_000, 10_000_000])
     parser.add_argument("--samples", type=int, default=1_000_000, help="timers cancelled and added; a tenth expires")
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), help="some of the timers")
+    parser.add_argument("--plot", type=Path, help="draw the medians over --pending into this file")
     arguments = parser.parse_args()
-    table(arguments.only, arguments.pending, arguments.samples)
+    table(arguments.only, arguments.pending, arguments.samples, arguments.plot)

@@ -25,7 +25,7 @@ class JvmMissing(Exception):
 
 
 def jvm_worker(peer: str) -> Worker:
-    """A worker with the workloads of "kafka" or "netty". Raises JvmMissing."""
+    """A worker with the workloads of a peer: "kafka", "netty", "util-timer" or "delay-queue". Raises JvmMissing."""
     return Worker(jvm_command(peer))
 
 

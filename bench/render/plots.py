@@ -1,4 +1,4 @@
-"""The plot of a run: throughput against the number of operations pending on each key."""
+"""Plots: throughput against the operations pending on each key, and the time that a timer takes against its size."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import altair as alt
 
 from bench.measure.result_rows import Row
 
-__all__ = ["write_plot"]
+__all__ = ["write_plot", "write_timer_plot"]
 
 PREFIX: Final = "engine/register-complete/pending="
 COLORS: Final = {"purgatory": "#1f5fb4", "kafka": "#c4473a", "asyncio": "#5b8c3e"}
@@ -42,3 +42,14 @@ def points(rows: Sequence[Row]) -> list[dict[str, str | float]]:
             if row.peer in COLORS and row.peer_value is not None:
                 found[row.peer, pending] = row.peer_value
     return [{"who": who, "pending": pending, "rate": rate} for (who, pending), rate in found.items()]
+
+
+def write_timer_plot(points: list[dict[str, str | float]], path: Path) -> None:
+    """Draw the median time of each operation (`median_ns`) of each `timer` over its `pending` timers."""
+    chart = alt.Chart(alt.InlineData(values=points)).mark_line(point=True)
+    chart.encode(
+        x=alt.X("pending:Q", scale=alt.Scale(type="log"), title="timers pending"),
+        y=alt.Y("median_ns:Q", scale=alt.Scale(type="log"), title="ns, median"),
+        color=alt.Color("timer:N", title=None),
+        column=alt.Column("operation:N", title=None, sort=["add", "cancel", "expire"]),
+    ).properties(width=230, height=230).save(path, ppi=110)

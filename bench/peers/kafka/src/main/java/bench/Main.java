@@ -17,7 +17,9 @@ public final class Main {
         Map<String, Workload> workloads = switch (arguments[0]) {
             case "kafka" -> KafkaRuns.WORKLOADS;
             case "netty" -> NettyRuns.WORKLOADS;
-            default -> throw new IllegalArgumentException("give kafka or netty, not " + arguments[0]);
+            case "util-timer" -> JdkTimers.UTIL_TIMER;
+            case "delay-queue" -> JdkTimers.DELAY_QUEUE;
+            default -> throw new IllegalArgumentException("there is no peer " + arguments[0]);
         };
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {

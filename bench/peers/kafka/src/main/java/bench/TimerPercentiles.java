@@ -23,7 +23,7 @@ final class TimerPercentiles {
 
     static Map<String, Double> kafka(Parameters parameters) throws Exception {
         SystemTimer timer = new SystemTimer("bench");
-        return TimerPercentiles.<TimerTask>measured(parameters, (delayMs, call) -> {
+        return TimerPercentiles.<TimerTask>measured(parameters, parameters.integer("samples"), (delayMs, call) -> {
             TimerTask task = new TimerTask(delayMs) {
                 @Override
                 public void run() {
@@ -38,7 +38,7 @@ final class TimerPercentiles {
     static Map<String, Double> netty(Parameters parameters) throws Exception {
         int buckets = Math.max(512, parameters.integer("pending") / 512);
         HashedWheelTimer timer = new HashedWheelTimer(1, TimeUnit.MILLISECONDS, buckets);
-        return TimerPercentiles.<Timeout>measured(parameters, (delayMs, call) ->
+        return TimerPercentiles.<Timeout>measured(parameters, parameters.integer("samples"), (delayMs, call) ->
             timer.newTimeout(timeout -> call.run(), delayMs, TimeUnit.MILLISECONDS), Timeout::cancel, () -> fired(timer));
     }
 
@@ -47,11 +47,10 @@ final class TimerPercentiles {
         return timer.pendingTimeouts() > 0;
     }
 
-    private static <T> Map<String, Double> measured(
-        Parameters parameters, BiFunction<Long, Runnable, T> add, Consumer<T> cancel, Callable<Boolean> turn
+    static <T> Map<String, Double> measured(
+        Parameters parameters, int samples, BiFunction<Long, Runnable, T> add, Consumer<T> cancel, Callable<Boolean> turn
     ) throws Exception {
         int pending = parameters.integer("pending");
-        int samples = parameters.integer("samples");
         long[] random = {1};
         Runnable nothing = () -> { };
         ArrayList<T> ring = new ArrayList<>(pending);
