@@ -60,6 +60,7 @@ func (t Token) RequireTransportSecurity() bool { return true }
 // the operations, and the last sequence number and incarnation with their results, before it acknowledges.
 type Session struct {
 	conn    grpc.ClientConnInterface
+	dialled *grpc.ClientConn // to be closed with the session; nil: it belongs to the caller
 	stub    pb.PurgatoryServiceClient
 	id      string
 	options Options
@@ -134,15 +135,18 @@ func (s *Session) submit(operation *pb.Operation) *wait {
 	return w
 }
 
-// Wait is Submit for callers that wait here. If ctx ends first, the operation is cancelled.
-func (s *Session) Wait(ctx context.Context, operation *pb.Operation) (*pb.Result, error) {
+// WaitFor is Wait for an operation of the generated code, of any kind.
+func (s *Session) WaitFor(ctx context.Context, operation *pb.Operation) (*Result, error) {
 	w := s.submit(operation)
 	select {
 	case result, ok := <-w.result:
 		if !ok {
 			return nil, s.Err()
 		}
-		return result, nil
+		if refusal := result.Refusal; refusal != nil {
+			return nil, &RefusedError{codes.Code(refusal.Code), refusal.Field, refusal.Message}
+		}
+		return &Result{result}, nil
 	case <-ctx.Done():
 		s.cancel(w.operation.OperationId)
 		return nil, ctx.Err()
@@ -171,6 +175,9 @@ func (s *Session) Err() error {
 func (s *Session) Close(ctx context.Context) error {
 	s.end(ErrClosed)
 	<-s.done
+	if s.dialled != nil {
+		defer s.dialled.Close()
+	}
 	if errors.Is(s.Err(), ErrTakenOver) {
 		return nil
 	}

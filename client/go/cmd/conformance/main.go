@@ -81,7 +81,7 @@ func wait(ctx context.Context, session *purgatory.Session, words []string) strin
 	}
 	timeoutMs := number(words[2])
 	operation := &pb.Operation{TimeoutMs: &timeoutMs, Condition: &pb.Operation_Produce{Produce: produce}}
-	result, err := session.Wait(ctx, operation)
+	result, err := session.WaitFor(ctx, operation)
 	switch {
 	case err == nil:
 		outcome := strings.ToLower(strings.TrimPrefix(result.Outcome.String(), "OUTCOME_"))
