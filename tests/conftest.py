@@ -33,14 +33,31 @@ settings.register_profile("house", deadline=None)  # a test never asserts an abs
 settings.load_profile("house")
 
 
+SPARK_GAVE_UP = "Python worker failed to connect back"
+"""Spark waits 10 s for a Python worker to start, which no setting changes. On a busy machine that may not be enough."""
+
+SERVERS = {"kafka_brokers", "log_servers", "postgres", "spark"}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a fixture of their module run in one worker, so that it is set up once."""
+    """Tests with the same servers run in one worker, so that they are started once. So do those of a file that share a
+    fixture of their module, or start Java.
+    """
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
-            fixtures = item._fixtureinfo.name2fixturedefs.values()
-            if any(definitions[-1].scope == "module" for definitions in fixtures):
-                item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(item.config.rootpath))))
+        if not isinstance(item, pytest.Function):
+            continue
+        fixtures = item._fixtureinfo.name2fixturedefs
+        is_shared = "java" in fixtures or any(one[-1].scope == "module" for one in fixtures.values())
+        groups = SERVERS & fixtures.keys()
+        if is_shared and not groups and item.get_closest_marker("xdist_group") is None:
+            groups = {str(item.path.relative_to(item.config.rootpath))}
+        for group in groups:
+            item.add_marker(pytest.mark.xdist_group(group))
+        if groups & {"log_servers", "postgres"}:
+            item.add_marker(pytest.mark.slow)
+        if "java" in fixtures:
+            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=SPARK_GAVE_UP))
 
 
 UNFIT = ("Spark needs Java", "no Chromium found", "this client needs", "this scan needs")

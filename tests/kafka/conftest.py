@@ -17,17 +17,6 @@ from tests.kafka.guarded import GuardedBrokers
 from tests.kit.programs import skip_unless_required
 from tests.quick_java import ensure_archive
 
-HERE = Path(__file__).parent
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all broker tests in one worker, so that each cluster is started once."""
-    for item in items:
-        if HERE not in item.path.parents or "kafka_brokers" not in getattr(item, "fixturenames", ()):
-            continue
-        item.add_marker(pytest.mark.xdist_group("kafka"))
-
 
 @pytest.fixture(scope="session")
 def kafka_brokers() -> Path:

@@ -15,8 +15,7 @@ from purgatory.testing import RunningDaemon, daemon_in_process
 from tests.kit.programs import skip_unless_required
 from tests.quick_java import ensure_archive
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+ROOT = Path(__file__).parents[2]
 
 SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -48,20 +47,6 @@ FEW_ROWS = {
     ),
 }
 """Set in the running session, not given to Spark: the commands take no settings of a user for them."""
-
-
-SPARK_GAVE_UP = "Python worker failed to connect back"
-"""Spark waits 10 s for a Python worker to start, which no setting changes. On a busy machine that may not be enough."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share the session run in one worker. Others that start Java may run in another, a file in one."""
-    for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        if HERE in item.path.parents and "java" in fixtures:
-            item.add_marker(pytest.mark.xdist_group("spark" if "spark" in fixtures else item.path.stem))
-            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=SPARK_GAVE_UP))
 
 
 @pytest.fixture

@@ -2,27 +2,12 @@
 
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from examples.local_postgres import LocalPostgres, NoPostgres
 from tests.kit.programs import fleet_command, skip_unless_required
 from tests.postgres.watched_servers import WatchedServers
-
-HERE = Path(__file__).parent
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all tests with the same servers in one worker, so that servers are started once."""
-    for item in items:
-        if HERE not in item.path.parents:
-            continue
-        for fixture in ("postgres", "log_servers"):
-            if fixture in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(fixture))
-                item.add_marker(pytest.mark.slow)
 
 
 def not_started() -> LocalPostgres:
