@@ -35,7 +35,6 @@ from tests.scripts.engine_level import EngineLevel
 
 INT32_MAX = 2**31 - 1
 OFFSET_MAX = 2**61 - 1
-POSITION_MAX = 2**59 - 1
 INVALID = 3
 NAMES = [("orders", 0)]
 HOLDERS = {
@@ -182,45 +181,6 @@ def test_the_default_timeout_is_within_the_limit() -> None:
 
 
 # Events.
-
-EVENT_RANGES = {
-    # the field, and a line with a value in it, the lowest and the greatest value, and whether -1 means "missing"
-    "leader_append.log_end_offset": ("append orders-0 {}", 0, OFFSET_MAX, False),
-    "follower_progress.log_end_offset": ("follower orders-0 2 {}", 0, OFFSET_MAX, False),
-    "high_watermark.offset": ("high-watermark orders-0 {}", 0, OFFSET_MAX, False),
-    "log_start_offset.offset": ("log-start orders-0 {}", 0, OFFSET_MAX, False),
-    "truncation.offset": ("truncate orders-0 {}", 0, OFFSET_MAX, False),
-    "last_stable_offset.offset": ("last-stable orders-0 {}", 0, OFFSET_MAX, True),
-    "leadership.epoch_start_offset": ("lead orders-0 1 offset={} replicas=1,2 leader_id=1", 0, OFFSET_MAX, True),
-    "leader_epoch": ("high-watermark orders-0 5 epoch={}", 0, INT32_MAX, True),
-    "follower_progress.replica_id": ("follower orders-0 {} 5", 0, INT32_MAX, False),
-    "replica_state.replica_id": ("replica orders-0 {}", 0, INT32_MAX, False),
-    "follower_progress.log_start_offset": ("follower orders-0 2 5 log_start={}", 0, OFFSET_MAX, True),
-    "leader_append.byte_position": ("append orders-0 5 position={} segment=0", 0, POSITION_MAX, True),
-    "leader_append.segment_base_offset": ("append orders-0 5 position=0 segment={}", 0, 5, True),
-    "in_sync_replicas.replica_ids": ("in-sync orders-0 1,{} leader_id=1", 0, INT32_MAX, False),
-    "in_sync_replicas.proposed_replica_ids": ("in-sync orders-0 1 proposed={} leader_id=1", 0, INT32_MAX, False),
-    "in_sync_replicas.min_in_sync_replicas": ("in-sync orders-0 1 min_in_sync={} leader_id=1", 1, INT32_MAX, True),
-    "leadership.replica_ids": ("lead orders-0 1 replicas={} leader_id=1", 0, INT32_MAX, False),
-    "leadership.leader_id": ("lead orders-0 1 replicas=1,2 leader_id={}", 0, INT32_MAX, True),
-    "key_signalled.count": ("signal job {}", 0, OFFSET_MAX, True),
-}
-
-
-@pytest.mark.parametrize("field", EVENT_RANGES)
-@pytest.mark.parametrize("before", [[], ["lead orders-0 1 leader_id=1 replicas=1,2"]], ids=["new", "known"])
-def test_values_beyond_the_ends_of_a_range_of_events_are_refused(field: str, before: list[str]) -> None:
-    line, lowest, greatest, may_lack = EVENT_RANGES[field]
-    accepted = {lowest, greatest} | ({-1} if may_lack else set())
-    for value in accepted | {-2, lowest - 1, greatest + 1}:
-        level = EngineLevel.played("limits partitions_max=10", *before)
-        answer = level.answer(line.format(value))
-        if value not in accepted:
-            why = ", the log end offset" if field == "leader_append.segment_base_offset" else ""
-            assert answer == [f"refused with code {INVALID}: 0"]
-            assert level.answer("details") == [f"{field}: {value} is not in {lowest}..{greatest}{why}"]
-        elif not before:
-            assert not any("refused" in text for text in answer)
 
 
 def fault(batch: EventBatch) -> tuple[int, str, str] | None:

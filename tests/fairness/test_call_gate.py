@@ -140,21 +140,6 @@ async def test_calls_that_wait_for_a_turn_are_limited(
         gate.leave(one, is_unary=True)
 
 
-async def test_the_rate_of_calls_is_limited() -> None:
-    now_s = 100.0
-    gate = Gate(FairQueue(), LimitsSettings(calls_per_second_max=10), now_s=lambda: now_s)
-    account = Accounts().nobody
-    for _ in range(10):
-        gate.arrive(None, account)
-    with pytest.raises(RpcError, match="10 calls a second") as error:
-        gate.arrive(None, account)
-    assert any(str(detail).strip() == "retry_delay {\n  nanos: 101000000\n}" for detail in error.value.details)
-    now_s += 0.101
-    gate.arrive(None, account)
-    with pytest.raises(RpcError):
-        gate.arrive(None, account)
-
-
 async def test_calls_past_their_deadline_are_not_served() -> None:
     heard = RecordingListener()
     gate = Gate(FairQueue(), LimitsSettings(), heard)

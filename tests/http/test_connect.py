@@ -1,5 +1,6 @@
 """Calls with Connect and gRPC-Web, as JSON and protobuf: they have the results of gRPC, and its limits, deadlines,
 cancellation and shutdown. Requests in JSON that are refused: for unknown fields, numbers that JSON would not write so.
+`python -m tests.http.test_connect` records the answers in requests.txt again.
 """
 
 import asyncio
@@ -9,11 +10,11 @@ import io
 import json
 import re
 import tracemalloc
-from base64 import b64decode
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
-from urllib.parse import quote
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
 
 import aiohttp
 import grpc
@@ -21,7 +22,6 @@ import pytest
 from google.protobuf.descriptor_pb2 import MethodOptions
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from google.rpc import error_details_pb2
 
 from purgatory.service.rpc import call_gate
 from purgatory.service.rpc.handlers import SERVICE as METHODS
@@ -152,34 +152,6 @@ async def test_calls_are_counted_by_status(caller: HttpCaller) -> None:
         await caller.unary("ListHotNames", request, wire.ListHotNamesResponse)
     counted = caller.gate.counts.of(METHODS.methods_by_name["ListHotNames"]).ended
     assert {code: count for code, count in counted.items() if count} == {0: 1, CODES["INVALID_ARGUMENT"]: 1}
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "kind", "status", "words"),
-    [
-        ("POST", f"{SERVICE}/Wait", "application/grpc", 415, "served on the gRPC port"),
-        ("POST", f"{SERVICE}/Wait", "application/grpc+proto", 415, "served on the gRPC port"),
-        ("POST", f"{SERVICE}/Wait", "application/grpc-web-text", 415, "send application/json or application/proto"),
-        ("POST", f"{SERVICE}/Wait", "application/grpc-web+xml", 415, "send application/json or application/proto"),
-        ("POST", f"{SERVICE}/Wait", "text/plain", 415, "send application/json or application/proto"),
-        ("POST", f"{SERVICE}/StreamResults", "application/json", 415, "send application/connect+json or"),
-        ("PUT", f"{SERVICE}/Wait", "application/json", 405, "send POST, with a JSON body such as {}"),
-        ("GET", f"{SERVICE}/Wait", "application/json", 405, "send POST, with a JSON body such as {}"),
-        ("POST", "/v1/results", "application/json", 405, "send GET"),
-        ("POST", f"{SERVICE}/Wiat", "application/json", 404, f"did you mean {SERVICE}/Wait?"),
-        ("POST", "/wait", "application/json", 404, f"did you mean {SERVICE}/Wait?"),
-        ("GET", "/" + "x" * 30_000, "application/json", 404, f"calls are at {SERVICE}/NAME"),
-    ],
-)
-async def test_what_cannot_be_a_call_is_told_what_to_send(
-    caller: HttpCaller, method: str, path: str, kind: str, status: int, words: str
-) -> None:
-    async with caller.client.request(method, path, data=b"{}", headers={"content-type": kind}) as response:
-        assert (response.status, response.content_type) == (status, "application/json")
-        error = await response.json()
-        assert error["code"] in {"invalid_argument", "unimplemented"}
-        assert words in error["message"]
-        assert len(error["message"]) < 300
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -353,62 +325,11 @@ async def test_a_thousand_waits_end_with_one_advance(run_daemon: RunDaemon) -> N
     assert {answer["result"]["outcome"] for answer in answers} == {"OUTCOME_SATISFIED"}
 
 
-PARTITIONS = {"topicPartition": {"topic": "orders", "partition": 3}, "requiredOffset": 42}
-
-
 async def posted(caller: HttpCaller, call: str, body: bytes, kind: str = "json") -> tuple[int, bytes]:
     """The status and the body of the answer."""
     sent = {"content-type": f"application/{kind}"}
     async with caller.client.post(f"{SERVICE}/{call}", data=io.BytesIO(body), headers=sent) as response:
         return response.status, await response.read()
-
-
-@pytest.mark.parametrize(
-    ("request_json", "field", "closest"),
-    [
-        (
-            {"operation": {"timeoutMS": 100, "produce": {"partitions": [PARTITIONS]}}},
-            "operation.timeoutMS",
-            "timeoutMs",
-        ),
-        ({"operation": {"timeoutms": 100}}, "operation.timeoutms", "timeoutMs"),
-        ({"opertion": {}}, "opertion", "operation"),
-        (
-            {"operation": {"produce": {"partitions": [PARTITIONS, {**PARTITIONS, "requiredOfset": 1}]}}},
-            "operation.produce.partitions[1].requiredOfset",
-            "requiredOffset",
-        ),
-        ({"operation": {'a "b"\n at "c".': 1}}, "operation.a", ""),
-        ({"operation": {"z" * 10_000: 1}}, "operation.zzz", ""),
-    ],
-)
-async def test_unknown_field_is_refused_with_its_path_and_the_closest_name(
-    request_json: dict[str, object], field: str, closest: str
-) -> None:
-    """With POST and with gRPC-Web."""
-    data = json.dumps(request_json).encode()
-    async with serving_http() as caller:
-        status, body = await posted(caller, "Wait", data)
-        error = json.loads(body)
-        assert (status, error["code"]) == (400, "invalid_argument")
-        (detail,) = error["details"]
-        bad = error_details_pb2.BadRequest.FromString(b64decode(detail["value"] + "=="))
-        assert bad.field_violations[0].field.startswith(f"'{field}")
-        if closest:
-            assert bad.field_violations[0].description == f"unknown field; did you mean '{closest}'?"
-        assert len(error["message"]) < 300
-        assert b"unknown%20field" in (await posted(caller, "Wait", enveloped(data), "grpc-web+json"))[1]
-        assert caller.host.engine.pending == 0
-
-
-async def test_unknown_field_is_refused_by_streams_and_in_addresses() -> None:
-    async with serving_http() as caller:
-        _, body = await posted(caller, "StreamResults", enveloped(b'{"sesionId": "s"}'), "connect+json")
-        assert b"'sesionId': unknown field; did you mean 'sessionId'?" in body
-        address = f"{SERVICE}/ListPartitions?encoding=json&message=" + quote('{"pageSiz": 5}')
-        async with caller.client.get(address) as response:
-            assert response.status == 400
-            assert "did you mean 'pageSize'?" in await response.text()
 
 
 async def test_json_above_its_own_limit_is_refused_with_the_remedy() -> None:
@@ -418,43 +339,55 @@ async def test_json_above_its_own_limit_is_refused_with_the_remedy() -> None:
         assert f"larger than {1 << 20} bytes; send smaller batches, or application/proto" in answer.decode()
 
 
-READ = {'"10"': 10, "10": 10, "10.0": 10, '"1e1"': 10, "1E+1": 10, '"-0"': 0, '"2305843009213693951"': 2**61 - 1}
-WRITTEN_OTHERWISE = ("1_0", "\u0663", "\uff11", "+1", "\n1", "", "0x10", "NaN")
-NOT_READ = {
-    **{json.dumps(one): f"requiredOffset: not a number: {one!r}" for one in WRITTEN_OTHERWISE},
-    "1.5": "request: Failed to parse operation field",
-    "1" * 4_301: "request: a number has more than 4,300 digits",
-    f'"{"1" * 4_301}"': "request: Failed to parse operation field",
-    "9223372036854775808": "request: Failed to parse operation field",
-    '7, "requiredOffset": 8': "'requiredOffset': is given twice",
-}
+# Requests that are refused, and numbers that are read, are in requests.txt.
 
 
-@pytest.mark.parametrize("text", [*READ, *NOT_READ], ids=lambda text: text[:20])
-async def test_number_in_json_is_read_as_it_is_or_refused(text: str) -> None:
-    body = f"""{{"operation": {{"timeoutMs": "0", "produce": {{"partitions": [
-        {{"topicPartition": {{"topic": "1_0"}}, "requiredOffset": {text}}}]}}}}}}"""
+REQUESTS_FILE: Final = Path(__file__).with_name("requests.txt")
+
+
+def expanded(text: str) -> str:
+    """`<x*30>` stands for thirty x."""
+    return re.sub(r"<(.+?)\*(\d+)>", lambda found: found[1] * int(found[2]), text)
+
+
+async def answer_to(caller: HttpCaller, line: str) -> str:
+    """The status of a request, and the code, message and details of an error, or the answer."""
+    method, path, kind, body = line.split(" ", 3)
+    data = expanded(body).encode()
+    url = expanded(path) if path.startswith("/") else f"{SERVICE}/{path}"
+    framed = enveloped(data) if kind.startswith(("connect+", "grpc-web+")) else data
+    headers = {"content-type": kind if "/" in kind else f"application/{kind}"}
+    async with caller.client.request(method, url, data=io.BytesIO(framed), headers=headers) as response:
+        found = await response.read()
+    assert caller.host.engine.pending == 0
+    assert len(found) < 1_000
+    if framed is not data:
+        return " ".join(
+            [str(response.status), *unquote(found[5:].decode()).partition("grpc-status-details")[0].split()]
+        )
+    answer = json.loads(found)
+    if "code" not in answer:
+        return f"{response.status} {json.dumps(answer)}"
+    message = re.sub(r"(Failed to parse \w+ field).*", r"\1", answer["message"])  # then follow protobuf's own words
+    details = [detail["type"].rpartition(".")[2] for detail in answer.get("details", ())]
+    return " ".join([str(response.status), f"{answer['code']}: {message}", *details])
+
+
+async def answered(lines: Sequence[str]) -> list[str]:
+    """The comments and requests, and below each request its answer."""
+    found: list[str] = []
     async with serving_http() as caller:
-        status, answer = await posted(caller, "Wait", body.encode())
-    found: Any = json.loads(answer)
-    if text in READ:
-        assert int(found["result"]["partitions"][0].get("requiredOffset", 0)) == READ[text]
-    else:
-        assert status == 400
-        assert found["message"].startswith(NOT_READ[text])
+        for line in lines:
+            if not line.startswith("  "):
+                found += [line] if line[:1] in {"", "#"} else [line, f"  {await answer_to(caller, line)}"]
+    return found
 
 
-@pytest.mark.parametrize(
-    ("call", "body", "message"),
-    [
-        ("Cancel", '{"sessionId": "s", "operationIds": ["1", "1_0"]}', "operationIds: not a number"),
-        ("ListOperations", '{"kind": "1_0"}', "kind: not a number"),
-        ("ListOperations", '{"kind": "OPERATION_KIND_PRODUCES"}', "request: Failed to parse kind field: Invalid enum"),
-        ("ListOperations", '{"page_size": "\u0663"}', "page_size: not a number"),
-        ("Register", '{"batch": {"columns": {"partitions": [{}], "itemIndex": ["0_0"]}}}', "itemIndex: not a number"),
-    ],
-)
-async def test_numbers_of_lists_enums_and_both_spellings_are_checked(call: str, body: str, message: str) -> None:
-    async with serving_http() as caller:
-        status, answer = await posted(caller, call, body.encode())
-    assert (status, json.loads(answer)["message"][: len(message)]) == (400, message)
+async def test_requests_are_answered_as_recorded() -> None:
+    lines = REQUESTS_FILE.read_text("utf-8").splitlines()
+    assert await answered(lines) == lines
+
+
+if __name__ == "__main__":
+    lines = asyncio.run(answered(REQUESTS_FILE.read_text("utf-8").splitlines()))
+    REQUESTS_FILE.write_text("\n".join([*lines, ""]), "utf-8")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import queue
-import re
 import shutil
 import signal
 import subprocess
@@ -47,7 +46,6 @@ from tests.kit.daemon import (
 )
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.messages import advance_request, high_watermark, produce, produce_columns
-from tests.kit.programs import serve_command
 
 SERVICE = "purgatory.v1.PurgatoryService"
 
@@ -249,13 +247,6 @@ def test_settings_of_a_daemon(start_daemon: StartDaemon) -> None:
     misspelt = "PURGATORY_LIMITS_TIMEOUT_MAX_MS: there is no such setting; did you mean"
     assert any(misspelt in one for one in messages)
     assert messages[-1] == "stopped"
-
-
-def test_bad_setting_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve_command(["--http-address", "nowhere"]) == 2
-    printed, errors = capsys.readouterr()
-    assert printed == ""
-    assert re.fullmatch(r"[^\n]*http[._]address: [^\n]+\n", errors), errors
 
 
 def test_port_in_use_is_one_line_and_exit_1(shared_daemon: DaemonProcess, tmp_path: Path) -> None:

@@ -108,35 +108,6 @@ def test_print_config_hides_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fragments"),
-    [
-        (["--engine-tick-ms", "0"], ["engine.tick_ms", "1", "'0'", "--engine-tick-ms"]),
-        (["--engine-tick-ms", "fast"], ["engine.tick_ms", "integer", "'fast'"]),
-        (["--engine-tick-ms", "1_0"], ["engine.tick_ms", "without underscores", "'1_0'", "--engine-tick-ms"]),
-        (["--shards", "1_0"], ["shards", "without underscores", "'1_0'"]),
-        (["--grpc-address", "localhost"], ["grpc.address", "host:port", "'localhost'"]),
-        (["--grpc-address", "localhost:70000"], ["grpc.address", "65535"]),
-        (["--http-allowed-hosts", "a.example http://b.example"], ["http.allowed_hosts", "http://b.example"]),
-        (["--log-level", "loud"], ["log.level", "'debug'", "'loud'"]),
-        (["--limits-timeout-ms-max", "5"], ["timeout_ms_default", "30000", "timeout_ms_max", "5"]),
-        (["--config", "missing.toml"], ["config", "missing.toml"]),
-        (["--ready-file", "missing/ready.json"], ["ready_file", "folder", "missing/ready.json"]),
-        (["--data-dir", ""], ["journal.dir", "must be a path", "''"]),
-        (["--archive", ""], ["archive.uri", "at least 1 character", "''"]),
-        (["--config", ""], ["config", "must be a path", "''"]),
-        (["--access-policy-file", ""], ["access.policy_file", "must be a path", "''"]),
-        (["--webhooks-secret-file", ""], ["webhooks.secret_file", "must be a path", "''"]),
-    ],
-)
-def test_bad_flag_is_named_with_its_value(arguments: list[str], fragments: list[str]) -> None:
-    with pytest.raises(SettingsError) as caught:
-        read(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert [fragment for fragment in fragments if fragment not in message] == []
-
-
 IS_A_GROUP = r"^grpc: is a group of settings; .* \(environment PURGATORY_GRPC\)$"
 
 

@@ -1,8 +1,8 @@
 """Rules by which readings become marks: scripts (`mark_scripts/*.txt`), and random histories of servers and of a group.
 
-The scripts have readings of servers of PostgreSQL and Redis, of groups of Kafka, and what sources publish to a daemon.
-The verbs are in `play` of each class. Below each line is what it changed; `python -m tests.sources.test_mark_scripts`
-records that again.
+The scripts have readings of servers of PostgreSQL and Redis, of groups of Kafka, what sources publish to a daemon, and
+what its table of sources says of a mark. The verbs are in `play` of each class. Below each line is what it changed;
+`python -m tests.sources.test_mark_scripts` records that again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ from purgatory_connectors.publisher.mark_rules import ALL, ANY, QUORUM
 from purgatory_connectors.publisher.observation import MarkName, Observation, StaleMarks
 from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
 
+from purgatory.service.sources.source_table import LIVE, REFUSED, STALE, SourceStream, SourceTable, StaleIndex, Unseen
 from tests.scripts.language import Script, parts_of, read_scripts, write_scripts
 from tests.sources.test_mark_replicator import LineageWorld
 
@@ -267,7 +268,43 @@ class DaemonMarks:
         self._more = []
 
 
-WORLDS: Final = {"postgres": PostgresMarks, "redis": RedisMarks, "kafka": KafkaMarks, "daemon": DaemonMarks}
+class SourceMarks:
+    """What a daemon says of a mark that the sources of a table feed."""
+
+    def __init__(self) -> None:
+        self._table = SourceTable()
+        self._streams: dict[str, SourceStream] = {}
+        self._now_ms = 0
+        self._shown = "seen"
+
+    def play(self, words: Sequence[str], _options: Mapping[str, str]) -> None:
+        at_ms, *step = words
+        self._now_ms, index = int(at_ms), StaleIndex()
+        match step:
+            case [name, "attaches"]:
+                self._streams[name] = self._table.attach(name, "", ["k/"], self._now_ms)
+            case [name, "detaches"]:
+                self._table.detach(name, "", self._streams[name], self._now_ms)
+            case [name, "sees" as state] | [name, "is", state]:
+                state_now = {"sees": LIVE, "stale": STALE, "refused": REFUSED}[state]
+                self._streams[name].report(state_now, "no broker", 0, index, self._now_ms)
+            case [name, "has", "not", "seen", topic, "since", since_ms]:
+                index.add("" if topic == "anything" else topic, False, [], Unseen(int(since_ms), ""))
+                self._streams[name].report(STALE, "no broker", 0, index, self._now_ms)
+            case _:
+                assert step == ["passes"], words
+
+    def output(self) -> Iterator[str]:
+        stale = self._table.stale(("k/a", 0), self._now_ms)
+        says = "seen" if stale is None else f"stale since {stale.since_ms}"
+        if says != self._shown:
+            yield says
+        self._shown = says
+
+
+WORLDS: Final = {
+    "postgres": PostgresMarks, "redis": RedisMarks, "kafka": KafkaMarks, "daemon": DaemonMarks, "sources": SourceMarks,
+}  # fmt: skip
 
 
 def mark_scripts() -> dict[str, tuple[str, Script]]:

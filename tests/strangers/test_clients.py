@@ -1,19 +1,17 @@
-"""The clients in Go, Java and TypeScript at the real daemon: over connections that are cut, and next to a daemon that
-stands by; TypeScript also in a real browser, by Connect over the HTTP port. Single cases are tested in
-tests/conformance.
+"""The clients in Go, Java and TypeScript at the real daemon, over connections that are cut; TypeScript also in a real
+browser, by Connect over the HTTP port. Single cases are tested in tests/conformance, a daemon that stands by in
+test_failover.
 """
 
 import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from playwright.sync_api import Page
 
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -113,46 +111,6 @@ def test_each_wait_ends_exactly_once_over_a_connection_that_is_cut(
         lines = ended()
     assert as_expected(lines) == expected_lines(WAITS)
     assert operations_of(shared_daemon) - before == Counter(registered=WAITS, satisfied=WAITS)
-
-
-class Standby(grpc.GenericRpcHandler):
-    """A daemon that stands by: its health is NOT_SERVING, and it refuses calls. Those are kept in `calls`."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self._server = grpc.server(ThreadPoolExecutor(8))
-        checks = health.HealthServicer()
-        checks.set("purgatory.v1.PurgatoryService", health_pb2.HealthCheckResponse.NOT_SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(checks, self._server)
-        self._server.add_generic_rpc_handlers([self])
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
-        self._server.start()
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        self.calls.append(handler_call_details.method.rpartition("/")[2])
-        return grpc.stream_stream_rpc_method_handler(self._refuse)
-
-    @staticmethod
-    def _refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        context.abort(grpc.StatusCode.UNAVAILABLE, "stands by")
-
-    def stop(self) -> None:
-        self._server.stop(None).wait()
-
-
-def test_of_several_daemons_the_one_that_serves_is_used(
-    client: list[str], shared_daemon: DaemonProcess, topic: str, tmp_path: Path
-) -> None:
-    """In Go and Java health checks find it, without a call to the standby; TypeScript tries one by one."""
-    standby = Standby()
-    try:
-        addresses = f"localhost:{standby.port},gone.invalid:7440,{shared_daemon.address}"
-        with started(client, addresses, 10, tmp_path, topic) as ended:
-            advance(shared_daemon, topic, 10)
-            assert as_expected(ended()) == expected_lines(10)
-    finally:
-        standby.stop()
-    assert set(standby.calls) == ({"StreamResults"} if client[0] == "node" else set())
 
 
 # TypeScript.

@@ -1,8 +1,6 @@
 """The outbox file: committed records survive every failure, and an unusable file is refused with the reason.
 
-Its crash test: a caller with an outbox is killed repeatedly at random moments: each wait that it stored ends once.
-
-The world `crash` of tests/histories does the same at a daemon with a journal.
+The world `crash` of tests/histories kills a caller with an outbox: each wait that it stored ends once.
 """
 
 import os
@@ -19,7 +17,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from purgatory_client import Client
 from purgatory_client.errors import OutboxError, OutboxReason
 from purgatory_client.outbox import outbox_file
 from purgatory_client.outbox.outbox_file import (
@@ -32,9 +29,7 @@ from purgatory_client.outbox.outbox_file import (
 )
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.client.outbox.outbox_killed import Killed
 from tests.client.test_blocking import environment
-from tests.kit.daemon import DaemonProcess
 
 
 def outbox_error(reason: OutboxReason, match: str | None = None) -> pytest.RaisesExc[OutboxError]:
@@ -251,31 +246,3 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
 TestOutboxFileMachine = pytest.mark.slow(OutboxFileMachine.TestCase)
 TestOutboxFileMachine.settings = settings(max_examples=6, stateful_step_count=20, deadline=None)
-
-
-KILLS = 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("daemons", [1, KILLS + 1], ids=["same", "another"])
-def test_caller_that_is_killed_gets_each_result_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daemons: int
-) -> None:
-    """With the daemon, which has no journal and gets the waits without a result again, or alone."""
-    monkeypatch.setattr(outbox_file, "IDS_SKIPPED_MAX", 1)  # as in the caller
-    killed = Killed(tmp_path, seed=8131)
-    folders = [tmp_path / f"daemon-{number}" for number in range(1, daemons + 1)]
-    for folder in folders[:-1]:
-        with DaemonProcess(folder) as daemon:
-            killed.kill_at_random(daemon, int(folder.name[-1]))
-    with DaemonProcess(folders[-1]) as daemon, Client(daemon.address) as client:
-        for life in range(daemons, KILLS + 1):
-            killed.kill_at_random(daemon, life)
-        killed.finish(daemon)
-        tags = killed.check()
-        assert len(tags) > KILLS, f"only {len(tags)} waits: this run shows nothing"
-        status = client.status()
-        assert (status.kinds[0].pending, status.unacknowledged_results, status.sessions) == (0, 0, 1)
-        with closing(OutboxFile(tmp_path / "outbox.db")) as file:
-            assert daemons > 1 or status.kinds[0].registered == file.next_operation_id - 1
-            assert (file.registrations(), file.results()) == ([], [])

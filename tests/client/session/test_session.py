@@ -1,33 +1,17 @@
 """The session without a daemon: scripted wire messages in, wire messages and ended waits out."""
 
-import random
-from collections import Counter
-
 import pytest
 from purgatory_client import batches, waits
-from purgatory_client.batches import Entry
 from purgatory_client.errors import LimitExceeded, OperationIdInUse, ProtocolError
 from purgatory_client.results import Outcome
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
 from purgatory_client.wire.sizes import WINDOW
 
-from tests.client.session.wire_script import (
-    Request,
-    Response,
-    many,
-    open_core,
-    opened,
-    receipt,
-    registered,
-    results,
-    sent,
-)
+from tests.client.session.wire_script import Response, many, open_core, opened, receipt, registered, results, sent
 
 pytestmark = pytest.mark.sockets
 
-NEVER = 1_000_000
-"""The offset of a wait that only a cancel ends."""
 LONG_TOPIC = "t" * 240
 LIMIT_BYTES = 64 << 10
 
@@ -211,106 +195,3 @@ def test_a_drained_wait_is_not_cancelled_again() -> None:
     fresh.cancel(others)
     assert [list(message.cancel.operation_ids) for message in sent(fresh, 0.0)] == [[2, 3, 4]]
     assert fresh.pending == 4, "the cancels count until the daemon has answered them"
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_each_wait_ends_once_whatever_is_lost(seed: int) -> None:
-    """With a model daemon and a connection that loses messages in both directions, each wait ends once, or is
-    cancelled at the daemon.
-    """
-    generator = random.Random(seed)
-    core, daemon = SessionCore("s", 10_000), ModelDaemon(generator)
-    ends: Counter[Entry] = Counter()
-    submitted: list[Entry] = []
-    cancelled: set[Entry] = set()
-    for step in range(400):
-        now = step * 0.1
-        fresh: list[Entry] = []
-        if step < 200:
-            fresh = [produce(generator.choice((1, 1, 1, NEVER))) for _ in range(generator.randrange(4))]
-            if generator.random() < 0.1:
-                offsets = generator.choices((1, NEVER), k=generator.choice((1, 5, 40)))
-                fresh.append(batches.produce(["orders-3"], offsets=offsets))
-        for entry in fresh:
-            core.submit(entry, now)
-        submitted += fresh
-        daemon.lossy = step < 300
-        for entry in submitted:
-            if entry not in ends and (generator.random() < 0.02 or (step == 250 and NEVER in entry.offsets)):
-                core.cancel(entry)
-                cancelled.add(entry)
-        if not core.opened or daemon.dead or generator.random() < (0.2 if step < 300 else 0.0):
-            core.connection_lost(now)
-            assert (core.next_message(now), core.wake_at()) == (None, None)
-            daemon.connect(core.open_message(), forget=step < 300 and generator.random() < 0.1)
-        for message in sent(core, now):
-            daemon.receive(message)
-        for answer in daemon.answers():
-            ends.update(entry for entry, _ in core.receive(answer, now))
-    assert core.pending == 0
-    assert daemon.pending == {}
-    assert set(ends.values()) == {1}
-    assert ends.keys() == set(submitted) - cancelled
-
-
-class ModelDaemon:
-    """A minimal daemon that keeps the protocol's promises: ids, sequence numbers, resending until acknowledged."""
-
-    def __init__(self, generator: random.Random) -> None:
-        self.generator = generator
-        self.dead = False
-        self.lossy = True
-        self.forget()
-
-    def forget(self) -> None:
-        self.known = False
-        self.highest = 0
-        self.pending: dict[int, int] = {}
-        """The offset of each pending operation."""
-        self.outbox: list[int] = []
-        self.acknowledged = self.written = 0
-        self.replies: list[Response] = []
-
-    def connect(self, message: Request, *, forget: bool) -> None:
-        if forget:
-            self.forget()
-        self.acknowledged = max(self.acknowledged, message.open.last_sequence if self.known else 0)
-        self.written = self.acknowledged
-        self.replies = [opened(resumed=self.known, highest=self.highest, operations_per_batch_max=2)]
-        self.known = True
-        self.dead = False
-
-    def receive(self, message: Request) -> None:
-        self.dead = self.dead or (self.lossy and self.generator.random() < 0.1)
-        if self.dead:
-            return
-        if message.HasField("register"):
-            columns = message.register.columns
-            ids, offsets = list(columns.operation_id), list(columns.offset)
-            assert ids == sorted(ids)
-            assert ids[0] > self.highest, "what the daemon has is not sent again"
-            self.highest = ids[-1]
-            self.pending |= dict(zip(ids, offsets * len(ids) if len(offsets) == 1 else offsets, strict=True))
-            self.replies.append(receipt(message.register.batch_id))
-        elif message.HasField("acknowledge"):
-            assert message.acknowledge.sequence <= len(self.outbox)
-            self.acknowledged = message.acknowledge.sequence
-        elif message.HasField("cancel"):
-            found = [one for one in message.cancel.operation_ids if self.pending.pop(one, 0)]
-            other = set(message.cancel.operation_ids).difference(found)
-            answer = {"cancelled_operation_ids": found, "not_pending_operation_ids": other}
-            self.replies.append(Response(cancelled=answer))
-
-    def answers(self) -> list[Response]:
-        ending = [one for one, offset in self.pending.items() if offset < NEVER and self.generator.random() < 0.3]
-        for one in ending:
-            del self.pending[one]
-        self.outbox.extend(ending)
-        if self.written < len(self.outbox):
-            self.replies.append(results(self.written + 1, self.outbox[self.written :]))
-            self.written = len(self.outbox)
-        replies, self.replies = self.replies, []
-        is_cut = self.lossy and self.generator.random() < 0.1
-        arriving = self.generator.randrange(len(replies) + 1) if is_cut else len(replies)
-        self.dead = self.dead or arriving < len(replies)
-        return replies[:arriving]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.replay.call_windows import NEVER
-from purgatory_pipeline.replay.policy import BASELINE, UNCHANGED, Policy, parse_policies, parse_policy
+from purgatory_pipeline.replay.policy import UNCHANGED, Policy, parse_policies, parse_policy
 from purgatory_pipeline.replay.replay_account import ReplayAccount
 from purgatory_pipeline.replay.replay_sums import frames_of
 from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_runs
@@ -258,54 +258,3 @@ def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path:
     ]
     waits = {row["topic"]: row["replayed_waited_ms"] for row in replayed_rows(tmp_path, policy)}
     assert waits == {"orders": 48, "audit": 9}
-
-
-@pytest.mark.parametrize(
-    ("options", "waits"),
-    [
-        pytest.param({}, (58, 78, 58, 8, 60), id="as recorded: replica 3 is the last"),
-        pytest.param({"without_replicas": ["3"]}, (8, 28, 58, 8, 10), id="gone, but for where it leads"),
-        pytest.param({"without_replicas": ["2", "3"]}, (2_000, 0, 58, 2_000, 2_000), id="too few are left in sync"),
-        pytest.param({"leader_moves": "1s"}, (58, 78, 58, 1_003, 995), id="what follows a new epoch comes late"),
-        pytest.param({"without_replicas": ["3"], "leader_moves": "1s"}, (8, 28, 58, 1_003, 995), id="both"),
-    ],
-)
-def test_other_replicas_end_waits_at_other_times(
-    tmp_path: Path, options: dict[str, Any], waits: tuple[int, ...]
-) -> None:
-    """Replica 3 is slow to follow `orders` and leads `audit` at first; `moved` has a new epoch."""
-    history = History()
-    history.mark(schema.STARTED)
-    sets: dict[str, Any] = {"replicas": [1, 2, 3], "proposed": [], "min_in_sync_replicas": 2}
-    for topic, leader_id in (("orders", 1), ("audit", 3), ("moved", 1)):
-        leads: dict[str, Any] = {"topic": topic, "leader_id": leader_id, **sets}
-        history.event("leadership", 10, flags=1, leader_epoch=1, in_sync=[], **leads)
-        history.event("in_sync_replicas", 10, in_sync=[1, 2, 3], **leads)
-        history.event("leader_append", 10, topic=topic, offset=5)
-    for replica_id in (2, 3):
-        history.event("follower_progress", 11, replica_id=replica_id, offset=3, log_start_offset=0)
-    for number, topic in enumerate(("orders", "orders", "audit", "moved"), 1):
-        kind: dict[str, Any] = {"kind": "delete_records", "offset": 3} if number == 2 else {"offset": 5}
-        history.register(number, 12, topic=topic, timeout_ms=2_000, **kind)
-    history.event("leadership", 15, flags=1, leader_epoch=2, in_sync=[], **leads)
-    for at_ms, topic, replica_id, log_start in (
-        (20, "orders", 2, 0), (20, "audit", 2, 0), (20, "moved", 2, 0), (20, "moved", 3, 0), (30, "orders", 1, 3),
-        (40, "orders", 2, 3), (70, "orders", 3, 0), (70, "audit", 1, 0), (90, "orders", 3, 3),
-    ):  # fmt: skip
-        if (topic, replica_id) == ("orders", 1):
-            history.event("log_start_offset", at_ms, offset=log_start)
-        else:
-            of_replica = {"topic": topic, "replica_id": replica_id, "log_start_offset": log_start}
-            history.event("follower_progress", at_ms, offset=5, **of_replica)
-    leads["topic"] = "audit"
-    history.event("leadership", 95, flags=1, leader_epoch=2, in_sync=[], **leads)
-    history.event("in_sync_replicas", 95, in_sync=[1, 2, 3], **leads)
-    history.event("leader_append", 100, topic="audit", offset=6)
-    history.register(5, 100, topic="audit", timeout_ms=2_000, offset=6)
-    for at_ms, replica_id in ((110, 2), (160, 3)):
-        history.event("follower_progress", at_ms, topic="audit", replica_id=replica_id, offset=6)
-    history.mark(schema.ENDED, 3_000)
-    history.write(tmp_path)
-    policy = parse_policy(**options) if options else BASELINE
-    rows = sorted(replayed_rows(tmp_path, policy), key=lambda row: row["operation_id"])
-    assert tuple(row["replayed_waited_ms"] for row in rows) == waits

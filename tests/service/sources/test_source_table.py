@@ -18,7 +18,6 @@ from purgatory.service.sources.source_table import (
     DETACHED,
     LIVE,
     LOADING,
-    REFUSED,
     SILENT_MS_MAX,
     STALE,
     SourceStream,
@@ -160,87 +159,6 @@ class Sources(RuleBasedStateMachine):
 TestSources = Sources.TestCase
 TestSources.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
-MARK = ("k/a", 0)
-STORIES = {
-    "what this daemon has seen counts more than what a source that has just started says of earlier times": """
-        0 a attaches
-        10 a sees | seen
-        1000 a detaches
-        5000 a attaches | since 1000
-        5050 a has not seen anything since 5000
-        6050 a has not seen anything since 5000 | since 1000
-        7000 a detaches
-        10000 a attaches | since 1000
-        10050 a has not seen anything since 10000
-        12000 a detaches
-        20000 | since 1000""",
-    "one that never sees anything is stale since it first came": """
-        1000 a attaches
-        1010 a has not seen anything since 1000
-        3000 a detaches
-        6000 a attaches
-        6010 a has not seen anything since 6000
-        8000 a detaches
-        20000 | since 1000""",
-    "a source knows of the time before where the daemon does not": """
-        100000 a attaches
-        100010 a has not seen anything since 40000
-        101000 | since 40000""",
-    "the source that saw it last says since when": """
-        0 a attaches
-        0 b attaches
-        10 a sees
-        10 b sees
-        1500 a has not seen anything since 1000 | seen
-        2000 a sees
-        3000 b has not seen anything since 2500 | seen
-        3000 a has not seen anything since 2900 | since 2900
-        3100 b detaches
-        3200 | since 2900""",
-    "silence is staleness since the last word": """
-        0 a attaches
-        10 a sees
-        3010 | seen
-        3011 | since 10
-        9010 a detaches
-        10010 | since 10""",
-    "without entries, each second, all marks are stale since the last report that saw them": """
-        0 a attaches
-        500 a sees
-        1000 a sees
-        2000 a is stale
-        3000 a is refused
-        4000 | since 1000
-        5000 a has not seen k/b since 4500 | seen
-        6000 a sees | seen
-        7000 a is stale
-        8000 | since 6000""",
-}
-
-
-STATES = {"sees": LIVE, "stale": STALE, "refused": REFUSED}
-
-
-@pytest.mark.parametrize("story", STORIES)
-def test_mark_is_stale_since_it_was_last_seen(story: str) -> None:
-    table, streams = SourceTable(), dict[str, SourceStream]()
-    for line in STORIES[story].strip().splitlines():
-        step, _, expected = line.partition("|")
-        at_ms, *words = step.split()
-        now_ms, index = int(at_ms), StaleIndex()
-        match words:
-            case [name, "attaches"]:
-                streams[name] = table.attach(name, "", ["k/"], now_ms)
-            case [name, "detaches"]:
-                table.detach(name, "", streams[name], now_ms)
-            case [name, "sees" as state] | [name, "is", state]:
-                streams[name].report(STATES[state], "no broker", 0, index, now_ms)
-            case [name, "has", "not", "seen", topic, "since", since_ms]:
-                index.add("" if topic == "anything" else topic, False, [], Unseen(int(since_ms), ""))
-                streams[name].report(STALE, "no broker", 0, index, now_ms)
-        stale = table.stale(MARK, now_ms)
-        assert expected.strip() in ("", "seen" if stale is None else f"since {stale.since_ms}"), line
-
 
 def test_only_so_many_that_are_gone_are_remembered() -> None:
     table = SourceTable(remembered_max=2)
@@ -265,7 +183,7 @@ def test_what_has_just_been_attached_is_loading() -> None:
     table.attach("a", "", ["k/"], 0)
     (source,) = table
     assert source.state_at(5) == LOADING
-    stale = table.stale(MARK, 5)
+    stale = table.stale(("k/a", 0), 5)
     assert stale is not None
     assert stale.reason == "the source a has not reported yet"
 
