@@ -4,7 +4,7 @@
 #   docker build -t purgatory:archive --target archive .
 #   docker build -t purgatory:sources --target sources .
 #   docker build -t purgatory:full --target full .
-# It listens on 0.0.0.0, so it wants TLS (docs/security.md), or to be told that it is reachable from this machine only:
+# It listens on 0.0.0.0, so it wants TLS and a policy (docs/security.md), or to be told that it is reachable from this machine only:
 #   docker run --rm --read-only -e PURGATORY_INSECURE=true -p 127.0.0.1:7440:7440 -p 127.0.0.1:7441:7441 purgatory
 # With a journal in a volume, so that what was receipted survives:
 #   docker run --rm --read-only -e PURGATORY_INSECURE=true -v purgatory:/data -p 127.0.0.1:7440:7440 purgatory serve --data-dir /data

@@ -38,7 +38,7 @@ from purgatory.service.budget.shares import budget_bytes
 from purgatory.service.recovery import Takeover
 from purgatory.service.rpc.grpc_options import largest_message_bytes, warn_of_few_files
 from purgatory.service.setting_sources import SettingsError, Values, load_settings, unknown_variables
-from purgatory.service.settings import Settings, is_loopback
+from purgatory.service.settings import Settings
 from purgatory.service.transport.certificate_files import CannotUseCertificates
 
 LOGGER: Final = logging.getLogger("purgatory.daemon")
@@ -182,23 +182,12 @@ def _announce(daemon: Daemon) -> None:
         largest_message_bytes(daemon.settings) >> 10,
     )
     warn_of_few_files()
-    if trusts_everybody(daemon.settings):
-        LOGGER.warning(
-            "other machines can connect, and all their callers are trusted: set access.policy_file, or "
-            'tls.client_auth = "required"'
-        )
     path = daemon.settings.ready_file
     if path is not None:
         ready = {"pid": os.getpid(), "grpc_address": daemon.grpc_address, "http_address": daemon.http_address}
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_text(json.dumps(ready) + "\n", "utf-8")
         unfinished.replace(path)
-
-
-def trusts_everybody(settings: Settings) -> bool:
-    """Return whether callers on other machines need no credential, although --insecure does not say so."""
-    is_open = settings.access.policy_file is None and settings.tls.client_auth != "required" and not settings.insecure
-    return is_open and not all(map(is_loopback, (settings.grpc.address, settings.http.address)))
 
 
 def _security(settings: Settings) -> str:

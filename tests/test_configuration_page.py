@@ -20,7 +20,7 @@ is in force and where each value came from. An unknown key of the file is refuse
 name the closest setting.
 
 In a container the image sets `PURGATORY_GRPC_ADDRESS=0.0.0.0:7440` and `PURGATORY_HTTP_ADDRESS=0.0.0.0:7441`; it serves
-there with TLS only, or with `PURGATORY_INSECURE=true` ([security.md](security.md)).
+there with TLS and a policy only, or with `PURGATORY_INSECURE=true` ([security.md](security.md)).
 """
 
 

@@ -353,7 +353,9 @@ class Settings(_PlainNumbers, BaseSettings):
         None, "Write a line of JSON with pid, grpc_address and http_address to this file once serving."
     )
     insecure: bool = setting(
-        False, "Serve without TLS on addresses that other machines can reach. All callers that can connect are trusted."
+        False,
+        "Serve without TLS or without a policy on addresses that other machines can reach. Without a policy, all "
+        "callers that can connect are trusted.",
     )
     extensions: str = setting("all", "Extensions to load, separated by spaces. all: every one; none: only the core.")
     grpc: GrpcSettings = GrpcSettings()
@@ -369,14 +371,20 @@ class Settings(_PlainNumbers, BaseSettings):
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")
-    def _encrypted_beyond_loopback(self) -> Self:
-        if self.tls.certificate_file is None and not self.insecure:
-            for name, address in (("grpc.address", self.grpc.address), ("http.address", self.http.address)):
-                if not is_loopback(address):
-                    raise ValueError(
-                        f"{name} {address} can be reached from other machines; set tls.certificate_file and "
-                        "tls.key_file, or pass --insecure (PURGATORY_INSECURE=true) to serve there without TLS"
-                    )
+    def _protected_beyond_loopback(self) -> Self:
+        for name, address in (("grpc.address", self.grpc.address), ("http.address", self.http.address)):
+            if self.insecure or is_loopback(address):
+                continue
+            if self.tls.certificate_file is None:
+                wanted, otherwise = "tls.certificate_file and tls.key_file", "serve there without TLS"
+            elif self.access.policy_file is None and self.tls.client_auth != "required":
+                wanted, otherwise = 'access.policy_file, or tls.client_auth = "required"', "trust all callers"
+            else:
+                continue
+            raise ValueError(
+                f"{name} {address} can be reached from other machines; set {wanted}, "
+                f"or pass --insecure (PURGATORY_INSECURE=true) to {otherwise}"
+            )
         return self
 
     @classmethod

@@ -165,8 +165,9 @@ def test_each_shard_is_a_pair(helm: str) -> None:
 def test_optional_values_are_in_the_manifests(helm: str) -> None:
     values = """{
       "env": [{"name": "PURGATORY_LOG_LEVEL", "value": "debug"}],
-      "volumes": [{"name": "access", "secret": {"secretName": "access"}}],
-      "volumeMounts": [{"name": "access", "mountPath": "/access"}],
+      "access": {"secretName": ""},
+      "volumes": [{"name": "hooks", "secret": {"secretName": "hooks"}}],
+      "volumeMounts": [{"name": "hooks", "mountPath": "/hooks"}],
       "storage": {"className": "fast", "size": "1Gi"},
       "nodeSelector": {"disk": "ssd"},
       "tolerations": [{"key": "only", "operator": "Exists"}]
@@ -179,7 +180,7 @@ def test_optional_values_are_in_the_manifests(helm: str) -> None:
     assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
     assert found["StatefulSet"]["spec"]["serviceName"] == found["Service"]["metadata"]["name"] == "eu-purgatory"
     assert pod["spec"]["nodeSelector"] == {"disk": "ssd"}
-    assert {"data", "tls", "tmp", "access"} == {one["name"] for one in pod["spec"]["containers"][0]["volumeMounts"]}
+    assert {"data", "tls", "tmp", "hooks"} == {one["name"] for one in pod["spec"]["containers"][0]["volumeMounts"]}
     assert found["StatefulSet"]["spec"]["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "fast"
 
 

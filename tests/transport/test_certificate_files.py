@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -162,7 +163,17 @@ def test_no_plain_text_beyond_loopback(setting: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PURGATORY_INSECURE", "true")
     assert load_settings(flags).insecure
     monkeypatch.delenv("PURGATORY_INSECURE")
-    assert not load_settings({**flags, "tls": {"certificate_file": "server.crt", "key_file": "server.key"}}).insecure
+
+
+def test_tls_beyond_loopback_needs_a_policy_or_client_certificates(tmp_path: Path) -> None:
+    tls = {"certificate_file": "server.crt", "key_file": "server.key"}
+    flags = {"grpc": {"address": "0.0.0.0:0"}, "tls": tls}
+    with pytest.raises(SettingsError, match=r"set access\.policy_file, or tls\.client_auth = .* to trust all callers"):
+        load_settings(flags)
+    (tmp_path / "policy.toml").touch()
+    load_settings({**flags, "access": {"policy_file": str(tmp_path / "policy.toml")}})
+    load_settings({**flags, "tls": {**tls, "client_auth": "required", "client_ca_file": "ca.crt"}})
+    assert load_settings({**flags, "insecure": True}).tls.certificate_file
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from purgatory.service.access.tokens import add_token
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.kit.daemon import InProcessDaemon, RunDaemon, ServeDaemon, StartDaemon, access_flags
+from tests.kit.daemon import InProcessDaemon, RunDaemon, ServeDaemon, access_flags
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.transport.callers import certificate_served, client_context, fetched, metric, secure_channel, status_of
 from tests.transport.conftest import TlsFolder
@@ -93,17 +93,6 @@ async def test_only_valid_unrevoked_certificates_of_the_authority_are_served(
         with pytest.raises(aiohttp.ClientError):
             await fetched(daemon.http_address, "/healthz", authority, unusable[why])
     assert await metric(daemon.http_address, "purgatory_tls_revoked_total", authority, right) == 4
-
-
-@pytest.mark.parametrize("is_reachable", [False, True])
-def test_daemon_that_trusts_other_machines_says_so(
-    start_daemon: StartDaemon, tls_folder: TlsFolder, is_reachable: bool
-) -> None:
-    """TLS alone keeps nobody out: without a policy or client certificates, a warning names both."""
-    # A name of loopback that counts as an address that other machines can reach.
-    address = "127.1:0" if is_reachable else "127.0.0.1:0"
-    daemon = start_daemon(*tls_folder.flags(), "--http-address", address)
-    assert ("all their callers are trusted: set access.policy_file" in daemon.log) is is_reachable
 
 
 RELOADS = "purgatory_tls_reloads_total"
