@@ -7,24 +7,38 @@ labels (a single one without a tuple), and a measurement.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Final, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+PARTS: Final = 4
+
+
+def finer(bounds_ms: Sequence[int]) -> tuple[int, ...]:
+    """The bounds, and up to three whole numbers between two of them, of two digits and in about equal ratios."""
+    steps = [(low, high / low) for low, high in pairwise(bounds_ms) if low]
+    between = [round(float(f"{low * ratio ** (part / PARTS):.2g}")) for low, ratio in steps for part in range(PARTS)]
+    return tuple(sorted({*bounds_ms, *between}))
+
 
 class Histogram:
-    """Counts of values in milliseconds by inclusive upper bound; exported in seconds, as Prometheus expects."""
+    """Counts of values in milliseconds by inclusive upper bound; exported in seconds, as Prometheus expects.
+
+    Counted by `finer` bounds, from which the page takes its percentiles. More series would cost Prometheus more.
+    """
 
     def __init__(self, bounds_ms: Sequence[int]) -> None:
         assert list(bounds_ms) == sorted(set(bounds_ms)), f"bounds should rise: {bounds_ms}"
         self.bounds_ms: Final = tuple(bounds_ms)
+        self.finer_ms: Final = finer(bounds_ms)
         self.sum_ms = 0.0
-        self._counts: Final = [0] * (len(bounds_ms) + 1)
+        self._counts: Final = [0] * (len(self.finer_ms) + 1)
 
     def observe(self, value_ms: float, times: int = 1) -> None:
         """Add one value that occurred `times` times."""
         # Bounds are inclusive, as those of Prometheus: a value equal to a bound belongs to that bucket.
-        self._counts[bisect_left(self.bounds_ms, value_ms)] += times
+        self._counts[bisect_left(self.finer_ms, value_ms)] += times
         self.sum_ms += value_ms * times
 
     def observe_all(self, values_ms: Iterable[int]) -> None:
@@ -42,13 +56,13 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Return (upper bound in seconds, number of values up to it) for each bound; the last bound is '+Inf'."""
-        names = [str(bound_ms / 1_000) for bound_ms in self.bounds_ms] + ["+Inf"]
-        total = 0
-        rows: list[tuple[str, float]] = []
-        for name, count in zip(names, self._counts, strict=True):
-            total += count
-            rows.append((name, total))
-        return rows
+        totals = self.totals()
+        rows = [(str(bound_ms / 1_000), totals[bisect_left(self.finer_ms, bound_ms)]) for bound_ms in self.bounds_ms]
+        return [*rows, ("+Inf", totals[-1])]
+
+    def totals(self) -> list[float]:
+        """Return the number of values up to each of the `finer_ms`, and of all values."""
+        return list(accumulate(self._counts))
 
 
 T = TypeVar("T")

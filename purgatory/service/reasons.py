@@ -1,5 +1,6 @@
 """Why a pending operation has not ended yet: the replica, connector, mark or key that it waits for, in words."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,6 +17,11 @@ REASONS_MAX: Final = 100
 def spelled(name: PartitionName) -> str:
     """A name as the command line spells it: "orders-3", or a signal's key."""
     return f"{name[0]}-{name[1]}" if name[1] >= 0 else name[0]
+
+
+def plain_name(text: str) -> str:
+    """The name in a target as the command line prints it, such as "orders-3@42" or "signal:job-17"."""
+    return re.sub(r"^signal:|@\d{1,19}$", "", text.strip(), flags=re.ASCII)
 
 
 def _required(view: PendingView) -> Sequence[ItemView]:

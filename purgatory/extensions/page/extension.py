@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Scope
 from purgatory.extension import Core, Extension, HttpParts
 from purgatory.extensions.page.daemon_views import DaemonViews
 from purgatory.extensions.page.last_hour import SAMPLE_S, LastHour
-from purgatory.extensions.page.page_fields import detailed_fields, ended_fields, session_details
+from purgatory.extensions.page.page_fields import detailed_fields, ended_fields, matches, session_details
 from purgatory.extensions.page.ranked_waits import RankedWaits, WaitsQuery
 from purgatory.extensions.page.recent_ends import RecentEnds
 from purgatory.service.access.account import Account
@@ -114,7 +114,7 @@ class LivePage:
             "wheel": View("GetStatus", SLOW_S / 2, (), partial(self._shared, daemon.wheel)),
             "waits": View("ListOperations", SLOW_S, WAITS_PARAMETERS, self._waits),
             "operation": View("GetOperation", SLOW_S / 2, ("session", "principal", "id"), self._operation),
-            "ends": View("ListOperations", SLOW_S, (), self._recent),
+            "ends": View("ListOperations", SLOW_S, ("outcome", "kind", "search"), self._recent),
             "sessions": View("ListOperations", SLOW_S, ("search",), lambda asked, who: daemon.sessions(who, asked)),
             "session": View("ListOperations", SLOW_S, ("session", "principal"), self._session),
             "hour": View("GetStatus", SAMPLE_S / 2, (), lambda _asked, _who: self.hour.picture()),
@@ -225,10 +225,10 @@ class LivePage:
             raise not_found("session", session_id)
         return session_details(host, session, account)
 
-    def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
+    def _recent(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         sees_all = ADMIN in account.grants.everywhere
-        visible = (end for end in self.ends if sees_all or end.principal == account.principal)
-        return {"ends": [ended_fields(end) for end in islice(visible, ENDS_SHOWN)]}
+        visible = (ended_fields(end) for end in self.ends if sees_all or end.principal == account.principal)
+        return {"ends": list(islice((fields for fields in visible if matches(fields, parameters)), ENDS_SHOWN))}
 
     def _operation(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         """A pending operation, or how it ended."""

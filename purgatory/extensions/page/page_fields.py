@@ -10,7 +10,7 @@ from purgatory.engine.views import ItemView, PendingView
 from purgatory.extensions.page.recent_ends import RecentEnd, recent_end, wall_ms
 from purgatory.service.access.account import Account
 from purgatory.service.host import Host
-from purgatory.service.reasons import REASONS_MAX, awaited_item, held_back, held_back_by
+from purgatory.service.reasons import REASONS_MAX, awaited_item, held_back, held_back_by, plain_name, spelled
 from purgatory.service.sessions.session import Session
 
 ITEMS_IN_LISTS: Final = 3
@@ -19,12 +19,12 @@ ITEMS_IN_LISTS: Final = 3
 def pending_fields(
     host: Host, view: PendingView, items_max: int = ITEMS_IN_LISTS, name: PartitionName | None = None
 ) -> dict[str, Any]:
-    """Fields of a pending operation, with the reason why it is pending: that of the first item with `name`, if given,
-    that is not reached.
+    """Fields of a pending operation, with the reason why it is pending: that of the first item that is not reached, if
+    possible of one with `name`.
     """
     session, now_ms, at_ms = host.sessions.of_owner(view.owner_id), host.time.now_ms(), wall_ms()
     account = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
-    awaited = awaited_item(view, name)
+    awaited = awaited_item(view, name) or awaited_item(view, None)
     return {
         "session": "" if session is None else session.session_id,
         "principal": "" if account is None else account.principal,
@@ -63,6 +63,14 @@ def ended_fields(end: RecentEnd) -> dict[str, Any]:
         "ended_at_ms": end.ended_at_ms,
         "items": [item | {"error": error_text(item)} for item in end.items],
     }
+
+
+def matches(fields: Mapping[str, Any], asked: Mapping[str, str]) -> bool:
+    """Whether an operation that has ended has the `outcome`, the `kind`, and an item whose name contains `search`."""
+    text = plain_name(asked.get("search", "")).lower()
+    names = (spelled((topic, partition)).lower() for topic, partition in (item["name"] for item in fields["items"]))
+    is_named = not text or any(text in name for name in names)
+    return is_named and all(asked.get(name, "") in ("", fields[name]) for name in ("outcome", "kind"))
 
 
 def error_text(item: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from purgatory.service.access.roles import ADMIN, OBSERVE
 from purgatory.service.errors import invalid_argument, resource_exhausted
 from purgatory.service.fair_queue import next_loop_turn
 from purgatory.service.host import Host
-from purgatory.service.reasons import spelled
+from purgatory.service.reasons import plain_name, spelled
 from purgatory.service.sessions.session import Session
 from purgatory.service.visibility import rank_pending, ranked_views
 
@@ -128,7 +128,7 @@ class WaitsQuery:
                 raise invalid_argument(name, f"is not one of {', '.join(known)}")
         topic, key = parameters.get("topic", ""), parameters.get("key", "")
         return cls(
-            parameters.get("search", "").strip(),
+            plain_name(parameters.get("search", "")),
             KINDS_BY_NAME.get(parameters.get("kind", ""), 0),
             (topic, partition) if topic else (key, -1) if key else None,
             parameters.get("order") or "left",

@@ -87,6 +87,15 @@ class Page {
     };
   }
 
+  // Takes one picture of a stream.
+  once(path, take) {
+    const stop = new AbortController();
+    new Page(this.parameters, AbortSignal.any([this.signal, stop.signal])).follow(path, {}, (data) => {
+      stop.abort();
+      take(data);
+    });
+  }
+
   refused(error) {
     if (error.status === 401 || error.code === "unauthenticated") {
       whyToken = visible(error.message);

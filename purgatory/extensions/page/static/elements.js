@@ -44,6 +44,28 @@ export class Table {
     this.body.append(this.none);
   }
 
+  // Keeps the rows as they are while the pointer moves over them, and while the returned button is pressed: a row that
+  // moves away cannot be read or clicked. A table that appears under a resting pointer is not held.
+  holding() {
+    const note = this.caption.appendChild(element("span", { class: "held", hidden: true }, " · held while the pointer is here"));
+    const button = element("button", { type: "button", "aria-pressed": "false" }, "Pause");
+    let isPaused = false;
+    const hold = (isUnder) => {
+      this.isHeld = isPaused || isUnder;
+      note.hidden = !isUnder || isPaused;
+      if (!this.isHeld && this.latest) this.show(...this.latest);
+    };
+    this.body.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") hold(true); });
+    this.body.addEventListener("pointerleave", () => hold(false));
+    button.addEventListener("click", () => {
+      isPaused = !isPaused;
+      button.setAttribute("aria-pressed", String(isPaused));
+      setText(button, isPaused ? "Go on" : "Pause");
+      hold(false);
+    });
+    return button;
+  }
+
   setEmpty(text) {
     setText(this.none.cells[0], text);
   }
@@ -64,6 +86,8 @@ export class Table {
   }
 
   show(rows, keyOf) {
+    this.latest = [rows, keyOf];
+    if (this.isHeld) return;
     const wanted = new Map(rows.map((row, place) => [keyOf ? keyOf(row) : place, row]));
     for (const [key, line] of this.rows) {
       if (!wanted.has(key)) { line.remove(); this.rows.delete(key); }
@@ -107,6 +131,16 @@ function fillCell(cell, value, row) {
   if (shown.href && inside.getAttribute("href") !== shown.href) inside.setAttribute("href", shown.href);
 }
 
+// A title with what can be done about its subject beside it.
+export const titled = (title, ...actions) => element("div", { class: "titled" }, title, ...actions);
+
+// A button that copies a text. Browsers have a clipboard only over TLS and on this machine.
+export function copying(text, label = "Copy") {
+  const button = element("button", { type: "button", onclick: () => navigator.clipboard.writeText(text).then(() => setText(button, "Copied")) }, label);
+  button.hidden = !navigator.clipboard;
+  return button;
+}
+
 // A row of named values.
 export class Figures {
   constructor(names) {
@@ -117,8 +151,13 @@ export class Figures {
 
   show(name, text, note = "") {
     const [value, small] = this.places.get(name);
-    setText(value, text);
+    setText(value.firstElementChild ?? value, text);
     setText(small, note);
+  }
+
+  // Makes the values links. links: [name, address, what the link shows].
+  link(...links) {
+    for (const [name, href, label] of links) this.places.get(name)[0].append(element("a", { href, title: label }, "–"));
   }
 }
 
@@ -130,29 +169,40 @@ export class Curve {
     this.fromZero = fromZero;
     this.area = drawn("path", { class: "area" });
     this.curve = drawn("path", { class: "curve" });
+    this.goals = drawn("path", { class: "goals" });
     this.notes = [element("span"), element("span"), element("span", {}, "now")];
     this.element = element("figure", { class: "trend" },
-      drawn("svg", { class: "chart", viewBox: "0 0 600 100", preserveAspectRatio: "none", role: "img", "aria-label": label }, this.area, this.curve),
+      drawn("svg", { class: "chart", viewBox: "0 0 600 100", preserveAspectRatio: "none", role: "img", "aria-label": label }, this.area, this.curve, this.goals),
       element("figcaption", {}, ...this.notes));
   }
 
-  add(value) {
+  // Begins with values that are known already: [seconds ago, value], the oldest first.
+  begin(points) {
+    const now = performance.now() / 1_000;
+    const first = this.points[0]?.[0] ?? now;
+    this.points.unshift(...points.map(([ago, value]) => [now - ago, value]).filter(([at]) => at < first && at > now - this.seconds));
+  }
+
+  // goals: values to be reached, drawn as lines; the scale makes room for the first of them.
+  add(value, goals = []) {
     const now = performance.now() / 1_000;
     if (now - (this.points.at(-1)?.[0] ?? -1) < 1) return;  // drawing costs more than all the rest
     this.points.push([now, value]);
     while (this.points[0][0] < now - this.seconds) this.points.shift();
     const values = this.points.map(([, one]) => one);
     const low = this.fromZero ? 0 : Math.min(...values);
-    const high = Math.max(...values, low + 1);
+    const high = Math.max(...values, low + 1, ...goals.slice(0, 1));
+    const height = (one) => (98 - ((one - low) / (high - low)) * 94).toFixed(1);
     // Until the history is full, the values so far take the whole width.
     const shown = Math.min(this.seconds, Math.max(15, now - this.points[0][0]));
     const path = this.points
-      .map(([at, one]) => `${(600 - ((now - at) / shown) * 600).toFixed(1)} ${(98 - ((one - low) / (high - low)) * 94).toFixed(1)}`)
+      .map(([at, one]) => `${(600 - ((now - at) / shown) * 600).toFixed(1)} ${height(one)}`)
       .join(" L ");
     setText(this.notes[0], `${duration(shown * 1_000)} ago`);
-    setText(this.notes[1], `${count(Math.min(...values))} to ${count(Math.max(...values))}`);
+    setText(this.notes[1], `${count(Math.min(...values))} to ${count(Math.max(...values))}${goals.length ? `; dashed: required, first ${count(goals[0])}` : ""}`);
     const first = 600 - ((now - this.points[0][0]) / shown) * 600;
     this.curve.setAttribute("d", `M ${path}`);
     this.area.setAttribute("d", `M ${first.toFixed(1)} 100 L ${path} L 600 100 Z`);
+    this.goals.setAttribute("d", goals.filter((one) => one <= high).map((one) => `M 0 ${height(one)} H 600`).join(" "));
   }
 }

@@ -1,7 +1,7 @@
 // Recently ended operations, recorded while there are viewers: expired and failed ones first, and some satisfied ones.
 
 import { element, Table } from "./elements.js";
-import { itemsText } from "./pending.js";
+import { itemsText, KINDS } from "./pending.js";
 import { duration, nameText, offset, operationLink, operationName, spaced, timeOf, unbroken } from "./text.js";
 
 // The item that explains the outcome: one with an error of its own before those that were only late.
@@ -17,6 +17,8 @@ const verdict = (row) => {
   const late = worst(row)?.estimated_remaining_ms ?? -1;
   return late >= 0 ? { text: `${duration(late)} too late`, title: "At the pace of its mark, it would have been reached this long after the end" } : "–";
 };
+
+const OUTCOMES = ["satisfied", "failed", "expired", "cancelled"];
 
 export function showEnds(page) {
   const table = new Table("Newest first", [
@@ -36,8 +38,28 @@ export function showEnds(page) {
     { title: "Estimate", cell: verdict },
     { title: "Ended at", number: true, cell: (row) => timeOf(row.ended_at_ms) },
   ], "Nothing has ended since a viewer connected.");
+  const select = (name, values) => {
+    const made = element("select", { id: name, onchange: () => ask() }, element("option", { value: "" }, "all"), ...values.map((one) => element("option", { value: one }, spaced(one))));
+    made.value = page.parameters.get(name) ?? "";
+    return made;
+  };
+  const outcome = select("outcome", OUTCOMES);
+  const kind = select("kind", KINDS);
+  const name = element("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", value: page.parameters.get("search") ?? "", oninput: () => ask() });
+  const chosen = () => Object.fromEntries([outcome, kind, name].filter((one) => one.value.trim()).map((one) => [one.id, one.value.trim()]));
+  const follow = page.following("/page/live/ends", (picture) => {
+    table.setEmpty(Object.keys(chosen()).length ? "None of those that have ended since a viewer connected matches." : "Nothing has ended since a viewer connected.");
+    table.show(picture.ends, (row) => `${row.principal} ${row.session} ${row.id}`);
+  });
+  const ask = () => {
+    const asked = new URLSearchParams(chosen());
+    history.replaceState(null, "", `#/ends${asked.size ? "?" : ""}${asked}`);
+    follow(chosen());
+  };
   page.add(element("h1", {}, "Recently ended"),
     element("p", { class: "lead" }, "Operations that expire or fail while a page is open (at most fifty per second), and some of the satisfied ones. The archive contains all of them."),
+    element("form", { class: "search", role: "search", onsubmit: (event) => event.preventDefault() }, element("label", { for: "outcome" }, "Outcome"), outcome,
+      element("label", { for: "kind" }, "Kind"), kind, element("label", { for: "search" }, "Name contains"), name, table.holding()),
     table.element);
-  page.follow("/page/live/ends", {}, (picture) => table.show(picture.ends, (row) => `${row.principal} ${row.session} ${row.id}`));
+  ask();
 }

@@ -1,6 +1,6 @@
 // What to try on a daemon where nothing has been registered: a wait, and the report that ends it.
 
-import { element } from "./elements.js";
+import { copying, element } from "./elements.js";
 
 const orders = { topicPartition: { topic: "orders", partition: 3 } };
 
@@ -18,8 +18,5 @@ function call(name, request) {
 }
 
 function command(text) {
-  const copy = element("button", { type: "button", onclick: () => navigator.clipboard.writeText(text).then(() => { copy.textContent = "Copied"; }) }, "Copy");
-  // Browsers have a clipboard only over TLS and on this machine.
-  copy.hidden = !navigator.clipboard;
-  return element("div", { class: "command" }, element("pre", { tabindex: "0" }, element("code", {}, text)), copy);
+  return element("div", { class: "command" }, element("pre", { tabindex: "0" }, element("code", {}, text)), copying(text));
 }

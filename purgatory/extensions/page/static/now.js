@@ -8,11 +8,14 @@ import { count, duration, kindName, rate, spaced, visible, within } from "./text
 const RATE_MS = 3_000;
 
 export function showNow(page) {
-  const pending = element("p", { class: "big", id: "pending" }, "–");
+  const pending = element("a", { class: "big", id: "pending", href: "#/waits" }, "–");
   const known = element("p", { class: "quiet" }, "operations pending");
   const curve = new Curve("Pending operations over the last two minutes");
   const first = firstWait();
   const figures = new Figures(["registered / s", "satisfied / s", "failed / s", "expired / s", "events / s", "lateness p99", "event loop lag p99", "sessions"]);
+  figures.link(["registered / s", "#/waits", "Pending operations"], ["satisfied / s", "#/ends?outcome=satisfied", "Those that ended recently"],
+    ["failed / s", "#/ends?outcome=failed", "Those that failed recently"], ["expired / s", "#/ends?outcome=expired", "Those that expired recently"],
+    ["events / s", "#/partitions", "Partitions"], ["lateness p99", "#/hour", "The last hour"], ["event loop lag p99", "#/hour", "The last hour"], ["sessions", "#/sessions", "Sessions"]);
   const wait = (share) => (row) => within(row.times?.[share]);
   const perSecond = (name) => (row) => rate(row.rates[name]);
   const kinds = new Table("Rates per second, and waiting times of satisfied operations over the last five minutes", [
@@ -34,7 +37,7 @@ export function showNow(page) {
     { title: "Lag", number: true, cell: (row) => duration(row.lagMs ?? 0) },
     { title: "Stale for", number: true, cell: (row) => (row.staleMs === undefined ? "–" : duration(row.staleMs)) },
     { title: "Stale partitions", number: true, cell: (row) => count(row.stalePartitions ?? 0) },
-  ], "No source is attached.");
+  ], "No source is attached: marks are those that callers of Advance report.");
   const files = new Table("Since the daemon started", [
     { title: "Series", cell: (row) => spaced(row[0].replace("purgatory_", "")) },
     { title: "Value", number: true, cell: (row) => (Number.isInteger(row[1]) ? count(row[1]) : row[1].toPrecision(3)) },
@@ -79,6 +82,7 @@ export function showNow(page) {
     setText(known, `operations pending; ${count(picture.partitions)} partitions and ${count(picture.keys)} keys known${picture.fleet && `; ${picture.fleet}`}`);
     files.show(Object.entries(picture.files), (row) => row[0]);
   });
+  page.once("/page/live/hour", ({ at, pending: values }) => curve.begin(at.map((second, place) => [Date.now() / 1_000 - second, values[place]])));
   page.follow("/page/repeat/GetStatus", {}, (status) => sources.show(status.sources ?? [], (row) => `${row.principal} ${row.name}`));
 }
 

@@ -1,6 +1,6 @@
 // One operation: for each partition the required offset, the pace, and the reason for waiting; then its outcome.
 
-import { element, Figures, setText, Table } from "./elements.js";
+import { copying, element, Figures, setText, Table, titled } from "./elements.js";
 import { Paces, verdict } from "./estimates.js";
 import { sessionLink } from "./session.js";
 import { count, duration, nameLink, nameText, offset, rate, shortId, spaced, timeOf, visible } from "./text.js";
@@ -9,7 +9,8 @@ import { count, duration, nameLink, nameText, offset, rate, shortId, spaced, tim
 function stateOf(row) {
   if (row.held_back_by) return { text: `held back: ${visible(row.held_back_by)}` };
   if (row.error) return { text: row.error, className: "bad" };
-  return row.error_code === 0 ? { text: "reached", className: "good" } : { text: "waiting" };
+  if (row.error_code === 0) return { text: "reached", className: "good" };
+  return row.isUnless ? "not yet" : "waiting";
 }
 
 export function showOperation(page) {
@@ -21,7 +22,7 @@ export function showOperation(page) {
   const paces = new Paces();
   const terms = new Terms();
   const items = new Table("Required marks", [
-    { title: "Topic and partition, or key", cell: (row) => ({ text: nameText(row.name), href: nameLink(row.name) }) },
+    { title: "Topic and partition, or key", cell: (row) => ({ text: `${row.isUnless ? "unless " : ""}${nameText(row.name)}`, href: nameLink(row.name) }) },
     { title: "Needs", number: true, cell: (row) => offset(row.required_offset) },
     { title: "Current", number: true, cell: (row) => offset(row.reached_offset) },
     { title: "Progress", cell: (row) => ({ text: `${offset(row.reached_offset)} of ${offset(row.required_offset)}`, progress: row.required_offset > 0 ? Math.min(1, Math.max(0, row.reached_offset) / row.required_offset) : 1 }) },
@@ -34,7 +35,8 @@ export function showOperation(page) {
     "Cancel this operation?", "Its caller gets the outcome cancelled. This cannot be undone.",
     { sessionId: parameters.session, principal: parameters.principal ?? "", operationIds: [parameters.id] }, "Cancel this operation") }, "Cancel this operation …");
   const session = parameters.session ? [element("p", {}, element("a", { href: sessionLink(parameters) }, "Its session"))] : [];
-  page.add(element("h1", {}, title), lead, ...session, outcome, figures.element, terms.element, marks, element("p", {}, button));
+  const spelled = `${parameters.session ? `${parameters.session}/` : ""}${parameters.id ?? ""}`;
+  page.add(titled(element("h1", {}, title), copying(spelled, "Copy its id"), button), lead, ...session, outcome, figures.element, terms.element, marks);
   page.onRefused = (error) => {
     setText(lead, error.code === "not_found" ? "It is not pending, and it ended before a viewer connected." : visible(error.message));
     button.hidden = figures.element.hidden = marks.hidden = true;
@@ -53,8 +55,9 @@ export function showOperation(page) {
     figures.show("left", is_pending ? duration(row.left_ms) : "–", `${is_pending ? "expires" : "ended"} ${timeOf(ends)}`);
     figures.show("registered by", row.principal ? visible(row.principal) : row.session ? "a session" : "a call", row.session ? `session ${shortId(row.session).text}` : "");
     terms.show(row);
+    const shown = row.items.map((item, place) => ({ ...item, isUnless: place >= terms.firstFailure, left_ms: 0, ...(is_pending && { ...paces.of(row.kind, item), left_ms: row.left_ms }) }));
     // The terms of a composite may repeat a name.
-    items.show(row.items.map((item) => (is_pending ? { ...item, ...paces.of(row.kind, item), left_ms: row.left_ms } : { ...item, left_ms: 0 })), row.kind === "composite" ? undefined : (item) => nameText(item.name));
+    items.show(shown, row.kind === "composite" ? undefined : (item) => nameText(item.name));
   });
 }
 
@@ -63,32 +66,19 @@ function whyEnded(row) {
   return item ? `: ${nameText(item.name)}: ${item.error}` : "";
 }
 
-// The terms of a composite as a tree with two arms. How many there are is known only while it is pending.
+// How many terms decide a composite. Their number is known only while it is pending.
 class Terms {
   constructor() {
-    this.element = element("ul", { class: "tree", id: "terms", hidden: true });
-    this.required = 0;
-    this.firstFailure = 0;
-    this.count = 0;
+    this.element = element("p", { id: "terms", hidden: true });
+    this.firstFailure = Infinity;
   }
 
   show(row) {
-    if (row.required_terms) {
-      this.required = row.required_terms;
-      this.count = row.item_count;
-      this.firstFailure = this.count - row.unless_count;
-    }
-    if (!this.required) return;
-    const leaf = (item) => element("li", { class: item.error_code === 0 ? "good" : item.error_code === 7 ? "" : "bad" },
-      `${nameText(item.name)}: ${offset(item.reached_offset)} of ${offset(item.required_offset)}`);
-    const arm = (title, from, to) => {
-      const shown = row.items.slice(from, to);
-      const left = to - from - shown.length;
-      return element("li", {}, title, element("ul", {}, ...shown.map(leaf), ...(left ? [element("li", {}, `and ${count(left)} more`)] : [])));
-    };
-    this.element.replaceChildren(
-      arm(`Satisfied when ${this.required} of ${this.firstFailure} are true`, 0, this.firstFailure),
-      ...(this.count > this.firstFailure ? [arm("Fails when one of these is true", this.firstFailure, this.count)] : []));
+    if (!row.required_terms) return;
+    this.firstFailure = row.item_count - row.unless_count;
+    const fails = row.unless_count ? `, unless one of the ${count(row.unless_count)} at the end is` : "";
+    const left = row.item_count - row.items.length;
+    setText(this.element, `Satisfied when ${row.required_terms} of ${this.firstFailure} are true${fails}.${left ? ` ${count(left)} more are not shown.` : ""}`);
     this.element.hidden = false;
   }
 }

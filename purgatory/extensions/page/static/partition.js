@@ -1,6 +1,6 @@
 // Partitions and keys: their marks, the replicas that hold the high watermark back, and the waiting operations.
 
-import { Curve, element, Figures, setText, Table } from "./elements.js";
+import { copying, Curve, element, Figures, setText, Table, titled } from "./elements.js";
 import { followPending } from "./pending.js";
 import { count, counted, duration, nameLink, nameText, offset, visible } from "./text.js";
 
@@ -15,7 +15,7 @@ export function showPartitions(page) {
     { title: "In sync", number: true, cell: (row) => count((row.inSyncReplicaIds ?? []).length) },
     { title: "Waits", number: true, cell: (row) => count(row.watched ?? 0) },
     { title: "Stale for", number: true, cell: (row) => (row.staleMs === undefined ? "–" : { text: duration(row.staleMs), className: "bad" }) },
-  ], "No partition is known.");
+  ], "A partition appears here once it is reported or waited for.");
   const search = element("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", value: page.parameters.get("q") ?? "" });
   const next = element("button", { type: "button", hidden: true }, "Next page");
   page.add(element("h1", {}, "Partitions"),
@@ -24,7 +24,7 @@ export function showPartitions(page) {
   let token = "";
   let following = "";
   const ask = page.following("/page/repeat/ListPartitions", (answer) => {
-    table.setEmpty(search.value ? `No topic begins with “${visible(search.value)}”.` : "No partition is known.");
+    table.setEmpty(search.value ? `No topic begins with “${visible(search.value)}”.` : "A partition appears here once it is reported or waited for.");
     table.show(answer.partitions ?? [], (row) => nameText(nameOf(row)));
     following = answer.nextPageToken ?? "";
     next.hidden = !following && !token;
@@ -50,11 +50,16 @@ export function showPartition(page) {
     { title: "In sync", cell: (row) => ({ text: row.inSync ? "in sync" : "not in sync", className: row.inSync ? "good" : "warn" }) },
     { title: "State", cell: (row) => ({ text: row.dead ? "dead" : row.fenced ? "fenced" : "alive", className: row.dead || row.fenced ? "bad" : "" }) },
   ], "No other replica is known.");
-  page.add(element("h1", {}, nameText([topic, partition])), held, curve.element, figures.element, element("h2", {}, "Replicas"), replicas.element);
-  page.onRefused = (error) => setText(held, error.code === "not_found" ? "The daemon does not know this partition." : visible(error.message));
+  const name = nameText([topic, partition]);
+  const known = [curve.element, figures.element];
+  page.add(titled(element("h1", {}, name), copying(`${topic}-${partition}`)), held, ...known, element("h2", {}, "Replicas"), replicas.element);
+  for (const one of known) one.hidden = true;
+  let goals = [];
+  page.onRefused = (error) => setText(held, error.code === "not_found" ? `Nothing has been reported for ${name}, and nothing waits for it. Is the name spelled as its source spells it?` : visible(error.message));
   page.follow("/page/repeat/GetPartition", { request: JSON.stringify({ topicPartition }) }, ({ partition: row }) => {
     const [mark, end] = [Number(row.highWatermark ?? 0), Number(row.logEndOffset ?? 0)];
-    curve.add(mark);
+    for (const one of known) one.hidden = mark < 0 && end < 0;
+    curve.add(mark, goals);
     figures.show("high watermark", offset(mark), end >= 0 && mark >= 0 ? `${count(Math.max(0, end - mark))} below the log end` : "");
     figures.show("log end", offset(end));
     figures.show("log start", offset(row.logStartOffset ?? 0), `low watermark ${offset(row.lowWatermark ?? 0)}`);
@@ -65,9 +70,12 @@ export function showPartition(page) {
     figures.show("in sync", inSync.join(", ") || "–", `at least ${count(row.minInSyncReplicas ?? 0)}`);
     figures.show("waits", count(row.watched ?? 0));
     replicas.show((row.replicas ?? []).map((one) => ({ ...one, leaderEnd: end })), (one) => String(one.replicaId ?? 0));
-    setText(held, mark < 0 && end < 0 ? `Nothing has been reported for ${nameText([topic, partition])} yet.` : heldBack(row, mark, end, inSync));
+    setText(held, mark < 0 && end < 0 ? `Nothing has been reported for ${name} yet. Is its source attached, and does it spell the name so?` : heldBack(row, mark, end, inSync));
   });
-  showWaiting(page, { topic, partition }, { topicPartition }, nameText([topic, partition]));
+  showWaiting(page, { topic, partition }, { topicPartition }, name, (rows) => {
+    const needed = rows.filter((row) => row.awaited && nameText(row.awaited.name) === name).map((row) => row.awaited.required_offset);
+    goals = [...new Set(needed)].sort((one, other) => one - other);
+  });
 }
 
 function heldBack(row, mark, end, inSync) {
@@ -81,13 +89,13 @@ function heldBack(row, mark, end, inSync) {
 
 export function showKey(page) {
   const key = page.parameters.get("key") ?? "";
-  page.add(element("h1", {}, visible(key)), element("p", { class: "lead" }, "A signal key."));
+  page.add(titled(element("h1", {}, visible(key)), copying(key)), element("p", { class: "lead" }, "A signal key."));
   page.follow("/page/repeat/GetStatus", {}, () => {});  // detects whether the daemon is up, and counts this page as a viewer
   showWaiting(page, { key }, { key }, visible(key));
 }
 
 // The operations that wait on a name.
-function showWaiting(page, selection, filter, name) {
+function showWaiting(page, selection, filter, name, take = () => {}) {
   let waiting;
   const cancel = element("button", { type: "button", class: "grave", hidden: true, onclick: () => page.cancel(
     `Cancel ${waiting === undefined ? "all operations" : counted(waiting, "operation")} waiting on ${name}?`,
@@ -98,6 +106,7 @@ function showWaiting(page, selection, filter, name) {
     waiting = picture.sees_all && !page.parameters.get("kind") ? picture.operations : undefined;
     cancel.hidden = !picture.may_cancel || waiting === 0;
     setText(cancel, waiting === undefined ? "Cancel all operations …" : `Cancel ${counted(waiting, "operation")} …`);
+    take(picture.rows);
   });
-  page.add(element("h2", {}, "Waiting operations"), pending.filter, pending.table.element, element("p", {}, cancel));
+  page.add(element("h2", {}, "Waiting operations"), titled(pending.filter, cancel), pending.table.element);
 }

@@ -1,7 +1,7 @@
 // One session: its callback, its pending operations, its unacknowledged results, and a button that closes it.
 
 import { ask, Report } from "./ask.js";
-import { element, Figures, setText, Table } from "./elements.js";
+import { copying, element, Figures, setText, Table, titled } from "./elements.js";
 import { Paces } from "./estimates.js";
 import { itemsText, operationColumns } from "./pending.js";
 import { count, duration, spaced, visible } from "./text.js";
@@ -31,8 +31,8 @@ export function showSession(page) {
     await report.call("CloseSession", { sessionId: session },
       (answer) => `Closed. Operations cancelled: ${count(answer.cancelled ?? 0)}. Results dropped: ${count(answer.resultsDropped ?? 0)}.`);
   });
-  page.add(element("h1", {}, visible(session)), lead, report.element, figures.element,
-    element("h2", {}, "Operations"), waits.element, element("p", {}, element("a", { href: `#/waits?${new URLSearchParams({ q: session })}` }, "Find and sort them in Waits")), element("h2", {}, "Results"), results.element, element("p", {}, close));
+  page.add(titled(element("h1", {}, visible(session)), copying(session, "Copy its id"), close), lead, report.element, figures.element,
+    element("h2", {}, "Operations"), waits.element, element("p", {}, element("a", { href: `#/waits?${new URLSearchParams({ q: session })}` }, "Find and sort them in Waits")), element("h2", {}, "Results"), results.element);
   page.onRefused = (error) => {
     setText(lead, error.code === "not_found" ? "This session does not exist, or no longer." : visible(error.message));
     close.hidden = true;

@@ -22,6 +22,7 @@ export function showSessions(page) {
     table.element);
   const ask = page.following("/page/live/sessions", (picture) => {
     setText(found, `${count(picture.sessions.length)} shown of ${count(picture.of)}.${picture.is_cut && search.value ? " Older ones were not searched." : ""}`);
+    table.setEmpty(search.value ? "No session has an id that contains this." : "A client that registers waits opens a session, which then appears here. Single calls of Wait need none.");
     table.show(picture.sessions, (row) => `${row.principal} ${row.session}`);
   });
   search.addEventListener("input", () => ask({ search: search.value }));

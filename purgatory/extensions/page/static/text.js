@@ -38,7 +38,7 @@ export function duration(milliseconds) {
 
 // The upper bound of a bucket; -1: above all bounds.
 export const within = (milliseconds) =>
-  milliseconds === undefined ? "–" : milliseconds < 0 ? "more" : `≤ ${duration(milliseconds)}`;
+  milliseconds === undefined ? "–" : milliseconds < 0 ? "more" : `${milliseconds ? "≤ " : ""}${duration(milliseconds)}`;
 
 export const offset = (number) => (Number(number) < 0 ? "–" : count(number));
 
