@@ -78,7 +78,8 @@ class Directory:
 
     def _identities(self) -> list[tuple[int, int]]:
         # With the log: commits are appended to it, and once its name is gone, the next daemon does not find them.
-        paths = (self.path, self.path / LOCK, self.database, self.path / f"{DATABASE}-wal")
+        # The folder itself needs no look: they are found through it.
+        paths = (self.path / LOCK, self.database, self.path / f"{DATABASE}-wal")
         return [(status.st_dev, status.st_ino) for status in map(os.stat, paths)]
 
     def note_group(self, number: int) -> None:

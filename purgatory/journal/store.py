@@ -274,6 +274,8 @@ def _prepare(database: sqlite3.Connection, name: str) -> None:
         f"journal_size_limit = {WAL_PAGES_KEPT * PAGE_BYTES}",
         "busy_timeout = 5000",
         "temp_store = MEMORY",
+        # Some builds of SQLite overwrite what is deleted, and write a page for that which would not be written.
+        "secure_delete = FAST",
     )
     for pragma in pragmas:
         database.execute(f"PRAGMA {pragma}").fetchall()

@@ -15,6 +15,7 @@ from purgatory.journal.errors import JournalError
 from purgatory.journal.group import Group, Report, WriteFailure
 from purgatory.journal.statements import StatementBuilder, Statements
 from purgatory.journal.store import FSYNC_FAILED, Store, describe_failure
+from purgatory.threads import run_promptly
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class JournalThread:
     # The thread.
 
     def _run(self) -> None:
+        run_promptly()  # it is woken several times for each group, and the answers wait for it
         try:
             while self._step():
                 pass

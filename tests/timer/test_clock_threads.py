@@ -6,20 +6,23 @@ its executor, concurrent adds and cancels, close, forks.
 
 import itertools
 import logging
+import os
 import random
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from purgatory.clock import SystemClock
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.testing import ManualClock
-from purgatory.threads import ClockThread
+from purgatory.threads import SLICE_NS, ClockThread, run_promptly
 from purgatory.timer import SystemTimer, TimerClosed, TimerTask
 from tests.embedded.test_crowd import all_stacks
 from tests.engine.generic.recording_operation import DEADLINE_S, Gate, RecordingOperation, fail, run_all, threads_of
@@ -340,3 +343,12 @@ sys.exit(os.waitstatus_to_exitcode(status))
 @pytest.mark.slow
 def test_a_forked_child_is_told() -> None:
     run_forking(FORKING)
+
+
+@pytest.mark.skipif([int(part) for part in os.uname().release.split(".")[:2]] < [6, 12], reason="no slices of threads")
+def test_a_prompt_thread_has_a_short_slice_and_keeps_its_nice_value() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        nice = pool.submit(os.nice, 1).result()
+        pool.submit(run_promptly).result()
+        assert pool.submit(os.nice, 0).result() == nice
+        assert re.search(rf"se.slice +: +{SLICE_NS}\n", pool.submit(Path("/proc/thread-self/sched").read_text).result())
