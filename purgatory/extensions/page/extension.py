@@ -44,7 +44,7 @@ from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc.call import Call
 from purgatory.service.visibility import may_see
 
-FAST_S: Final = 0.25
+FAST_S: Final = 0.5
 SLOW_S: Final = 1.0
 SILENT_S_MAX: Final = 10.0
 """Maximum time in seconds without sending, so that a viewer who has disconnected is detected."""
