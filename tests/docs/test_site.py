@@ -16,7 +16,7 @@ import pytest
 from tests.docs.pages import PAGES, ROOT, texts
 from tests.kit.daemon import DaemonProcess
 from tests.kit.programs import run_program
-from tests.strangers.client_builds import BUILT, build_java, build_typescript, tool_path
+from tests.strangers.client_builds import BUILT, build_java, tool_path
 
 START = ROOT / "docs" / "start"
 CLI = "from purgatory.cli import main; main()"
@@ -107,9 +107,7 @@ def test_first_wait_with_curl(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.xdist_group("strangers")
-@pytest.mark.parametrize(
-    ("page", "build"), [("java.md", build_java), ("typescript.md", build_typescript)], ids=["java", "typescript"]
-)
+@pytest.mark.parametrize(("page", "build"), [("java.md", build_java)], ids=["java"])
 def test_first_wait_in_another_language_prints_what_is_shown(
     page: str, build: Callable[[], list[str]], daemon: DaemonProcess
 ) -> None:

@@ -161,7 +161,7 @@ process.on("warning", ({ name }) => warnings.push(name));
 const session = new Session(createGrpcTransport({ baseUrl: `http://${process.argv[1]}` }), crypto.randomUUID());
 const user = new AbortController();
 const wait = (timeoutMs) =>
-  session.wait({ timeoutMs, condition: { case: "signal", value: { keys: [{ key: "never" }] } } }, user.signal);
+  session.wait({ timeoutMs, condition: { case: "signal", value: { keys: [{ key: "no" }] } } }, { signal: user.signal });
 for (let round = 0; round < 20; round++) await wait(1n);
 const listeners = () => [user.signal, session.connection.signal].map((one) => getEventListeners(one, "abort").length);
 const [ofUser, ofConnection] = listeners();

@@ -3,9 +3,15 @@
 // are in docs/grpc.md, "How to write a client".
 import { create, toBinary, type MessageInitShape } from "@bufbuild/protobuf";
 import { Code, ConnectError, createClient, type CallOptions, type Client, type Transport } from "@connectrpc/connect";
+import type { EventSchema } from "./gen/purgatory/v1/event_pb.js";
 import { OperationSchema, type Operation } from "./gen/purgatory/v1/operation_pb.js";
-import { GoingAway_Reason, PurgatoryService, type SessionOpened } from "./gen/purgatory/v1/purgatory_service_pb.js";
-import { Outcome, ResultSchema, type Result } from "./gen/purgatory/v1/result_pb.js";
+import {
+  GoingAway_Reason, PurgatoryService, type AdvanceReceipt, type SessionOpened,
+} from "./gen/purgatory/v1/purgatory_service_pb.js";
+import type { Result } from "./gen/purgatory/v1/result_pb.js";
+import { partitionOf, RefusedError, WaitResult, type Operation as OperationInit } from "./waits.js";
+
+export * from "./waits.js";
 
 const PAUSE_MS_MIN = 50;
 const PAUSE_MS_MAX = 5_000;
@@ -34,6 +40,13 @@ export interface SessionOptions {
   openTimeoutMs?: number;
 }
 
+export interface WaitOptions {
+  /** How long to wait; 0 asks for an answer at once. Default: that of the operation, or else of the daemon. */
+  timeoutMs?: number;
+  /** Aborting it cancels the wait at the daemon. */
+  signal?: AbortSignal;
+}
+
 /** The session has ended, for a reason other than a status of the daemon (ConnectError). */
 export class SessionEnded extends Error {
   constructor(readonly reason: "taken_over" | "closed" | "unreachable", message: string) {
@@ -48,7 +61,7 @@ interface Wait {
   isSent: boolean;
   /** How long it had waited when it was sent again; 0: it was sent once. */
   beforeMs: number;
-  resolve: (result: Result) => void;
+  resolve: (result: WaitResult) => void;
   reject: (error: unknown) => void;
 }
 
@@ -103,6 +116,10 @@ export class Session {
   /** There may be something to send. */
   private wake: () => void = () => {};
   private endPause: () => void = () => {};
+  /** Calls that wait for the session to be open, since only then it is known which daemon serves. */
+  private reporting = 0;
+  private open: () => void = () => {};
+  private readonly isOpen = new Promise<void>((resolve) => (this.open = resolve));
 
   /**
    * Begins a session. The id must be unique among all clients, such as a UUID. Where one of several daemons serves, give it a
@@ -118,22 +135,81 @@ export class Session {
   }
 
   /**
-   * Registers an operation, whose id is set here. Aborting `signal` cancels it. The outcome is REFUSED if the daemon refuses
-   * the operation, or if it is too large for a message. Rejects with the signal's reason, and when the session ends: with
-   * SessionEnded, or with a ConnectError of the daemon.
+   * Registers an operation, whose id is set here. Rejects with a RefusedError if the daemon refuses it, or if it is too large
+   * for a message; with the signal's reason; and when the session ends, with SessionEnded or a ConnectError of the daemon.
    */
-  wait(operation: MessageInitShape<typeof OperationSchema>, signal?: AbortSignal): Promise<Result> {
-    if (this.error || signal?.aborted) return Promise.reject(this.error ?? signal?.reason);
+  async wait(operation: OperationInit, { timeoutMs: asked, signal }: WaitOptions = {}): Promise<WaitResult> {
+    if (this.error || signal?.aborted) throw this.error ?? signal?.reason;
     const one = create(OperationSchema, operation);
+    if (asked !== undefined) one.timeoutMs = BigInt(Math.ceil(asked)); // 0 would ask for an answer at once
     const id = (one.operationId = ++this.issued);
     const submittedMs = performance.now();
-    if (!this.pending.size) this.reachedMs = submittedMs;
+    if (!this.isNeeded) this.reachedMs = submittedMs;
     const timeoutMs = one.timeoutMs === undefined ? undefined : Number(one.timeoutMs);
     const stopListening = signal && this.cancelOn(signal, id);
-    return new Promise<Result>((resolve, reject) => {
+    return new Promise<WaitResult>((resolve, reject) => {
       this.pending.set(id, { operation: one, submittedMs, timeoutMs, isSent: false, beforeMs: 0, resolve, reject });
       this.wake();
     }).finally(stopListening);
+  }
+
+  /** The results of many waits, in the order in which they end. Leaving the loop cancels the others. */
+  async *waitEach(operations: Iterable<OperationInit>, options: WaitOptions = {}): AsyncGenerator<WaitResult> {
+    const left = new AbortController();
+    const leave = () => left.abort(options.signal?.reason);
+    options.signal?.addEventListener("abort", leave);
+    const ended: Promise<WaitResult>[] = [];
+    let wake: (count: number) => void = () => {};
+    if (options.signal?.aborted) leave();
+    const waits = Array.from(operations, (one) => this.wait(one, { ...options, signal: left.signal }));
+    for (const one of waits) {
+      const end = () => wake(ended.push(one));
+      one.then(end, end);
+    }
+    try {
+      for (let count = 0; count < waits.length; count++) {
+        if (!ended.length) await new Promise<number>((resolve) => (wake = resolve));
+        yield await ended.shift()!;
+      }
+    } finally {
+      options.signal?.removeEventListener("abort", leave);
+      left.abort();
+    }
+  }
+
+  /** Reports that the high watermark of a partition has reached an offset. The receipt counts the waits that it ended. */
+  async advance(partition: string, offset: number | bigint): Promise<AdvanceReceipt> {
+    const event = { case: "highWatermark" as const, value: { offset: BigInt(offset) } };
+    return this.report({ topicPartition: partitionOf(partition), event });
+  }
+
+  /** Signals a key, with the value that its waits get. The first value of a key is kept. */
+  async signal(key: string, value: string | Uint8Array = "", failed = false): Promise<AdvanceReceipt> {
+    const bytes = typeof value === "string" ? new TextEncoder().encode(value) : new Uint8Array(value);
+    return this.report({ event: { case: "keySignalled", value: { key, value: bytes, failed } } });
+  }
+
+  /** Signals that what a key stands for has failed, and why: its waits fail. */
+  fail = (key: string, reason: string | Uint8Array = ""): Promise<AdvanceReceipt> => this.signal(key, reason, true);
+
+  /**
+   * Sends events of any kind, in order. They are never sent twice: if the connection breaks, they may or may not have been
+   * applied. Rejects with a RefusedError if the daemon refuses one of them; the others are applied.
+   */
+  async report(...events: MessageInitShape<typeof EventSchema>[]): Promise<AdvanceReceipt> {
+    if (!this.isNeeded) this.reachedMs = performance.now();
+    this.reporting++;
+    await this.isOpen;
+    this.reporting--;
+    if (this.error) throw this.error;
+    const { receipt } = await this.client.advance({ shape: { case: "rows", value: { events } } });
+    const [refusal] = receipt!.refusals;
+    if (refusal) throw new RefusedError(refusal.message, refusal.code, refusal.field);
+    return receipt!;
+  }
+
+  private get isNeeded(): boolean {
+    return this.pending.size + this.reporting > 0;
   }
 
   /** One listener for all waits that share a signal: Node warns of more than ten. Returns what ends it for this wait. */
@@ -183,6 +259,7 @@ export class Session {
     this.error ??= error;
     for (const wait of this.pending.values()) wait.reject(this.error);
     this.pending.clear();
+    this.open();
     this.connection.abort();
     this.endPause();
   }
@@ -201,7 +278,7 @@ export class Session {
         cause = ConnectError.from(error);
       }
       if (this.opened !== before) ceiling = PAUSE_MS_MIN;
-      if (this.opened !== before || !this.pending.size) this.reachedMs = performance.now();
+      if (this.opened !== before || !this.isNeeded) this.reachedMs = performance.now();
       if (cause && !RETRIED.has(cause.code)) this.end(cause);
       if (performance.now() - this.reachedMs >= this.giveUpAfterMs) {
         this.end(new SessionEnded("unreachable", `no connection for ${this.giveUpAfterMs} ms: ${cause?.message}`));
@@ -277,6 +354,7 @@ export class Session {
     this.acknowledged = this.lastSequence;
     this.held = false;
     this.opened = opened;
+    this.open();
   }
 
   private deliver(sequence: bigint, results: Result[]): void {
@@ -285,7 +363,8 @@ export class Session {
         this.lastSequence = sequence;
         const wait = this.pending.get(result.operationId);
         result.waitedMs += BigInt(wait?.beforeMs ?? 0);
-        wait?.resolve(result);
+        if (result.refusal) this.refuse(result, result.refusal.code, result.refusal.message, result.refusal.field);
+        wait?.resolve(new WaitResult(result));
         this.pending.delete(result.operationId);
       }
       sequence++;
@@ -390,9 +469,8 @@ export class Session {
     }, REFUSED_PAUSE_MS);
   }
 
-  private refuse({ operationId }: Operation, code: Code, message: string): void {
-    const refusal = { operationId, code, message };
-    this.pending.get(operationId)?.resolve(create(ResultSchema, { operationId, outcome: Outcome.REFUSED, refusal }));
+  private refuse({ operationId }: { operationId: bigint }, code: Code, message: string, field = ""): void {
+    this.pending.get(operationId)?.reject(new RefusedError(message, code, field));
     this.pending.delete(operationId);
   }
 }
