@@ -20,7 +20,10 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, Caller, Guarded, guarding
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import advance_request, high_watermark, produce, register_request
+from tests.kit.recorded import assert_recorded, cases_of
 from tests.kit.served_host import refused
+
+POLICIES = Path(__file__).with_name("policies.txt")
 
 WORDS = st.text("ab*", min_size=1, max_size=4).filter(lambda word: "*" not in word[:-1])
 
@@ -56,34 +59,17 @@ keys = ["deploy/*"]
     assert not any(other.holds_any(frozenset({role})) for role in ROLES)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[[grant]\n", "line 1"),
-        ('x = 1\n[[grant]]\nto = ["a"]\nroles = ["wait"]\ntopics = ["t"]', "x"),
-        ('[[grant]]\nto = ["a"]\nroles = ["wiat"]\ntopics = ["t"]', "grant 1, roles 1"),
-        ('[[grant]]\nto = ["a"]\nroles = []\ntopics = ["t"]', "grant 1, roles"),
-        ('[[grant]]\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to"),
-        ('[[grant]]\nto = ["a"]\nroles = ["wait"]\ntopic = ["t"]', "grant 1, topic"),
-        ('[[grant]]\nto = ["a"]\nroles = ["wait"]', "grant 1: names neither topics nor keys"),
-        ('[[grant]]\nto = ["a*b"]\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to 1"),
-        ('[[grant]]\nto = "a"\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to"),
-        ('[[grant]]\nto = [""]\nroles = ["wait"]\ntopics = ["t"]', "grant 1, to 1"),
-        ("[principals.a.shares]\nsessions = 3", "principals, a, shares, sessions"),
-        ("[principals.a.shares]\nsessions_max = -1", "principals, a, shares, sessions_max"),
-        ('[principals.a.shares]\nsessions_max = "3"', "principals, a, shares, sessions_max"),
-        ("[principals.a.shares]\ntimes_free = 1.5", "principals, a, shares, times_free"),
-        ("[principals.a.share]\ntimes_free = 1", "principals, a, share"),
-        ('[principals."a*b".shares]\ntimes_free = 1', "principals, a*b"),
-        ('[principals."".shares]\ntimes_free = 1', "principals"),
-    ],
-)
-def test_a_faulty_policy_names_the_place(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "policy.toml"
-    path.write_text(text)
-    with pytest.raises(PolicyError, match=r"policy\.toml") as raised:
-        read_policy(path)
-    assert said in str(raised.value)
+def test_a_faulty_policy_names_the_place(tmp_path: Path) -> None:
+    """As in policies.txt."""
+
+    def fault(policy: str) -> str:
+        path = tmp_path / "policy.toml"
+        path.write_text(policy.replace("; ", "\n"))
+        with pytest.raises(PolicyError) as raised:
+            read_policy(path)
+        return str(raised.value).replace(str(path), "policy.toml")
+
+    assert_recorded(POLICIES, map(fault, cases_of(POLICIES)))
 
 
 SHARES = """

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from purgatory_client import events
-from purgatory_client.errors import InvalidRequest, ProtocolError
+from purgatory_client.errors import ProtocolError
 from purgatory_client.events import Event
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.session.event_sender import EventSender, advance_request
@@ -115,18 +115,3 @@ def test_marks_become_events_in_a_safe_order() -> None:
     found = events_of("p-1", marks)
     assert [event.type for event in found] == [12, 7, 9, 6, 8, 4, 1, 2, 3, 5, 10]
     assert {event.leader_epoch for event in found} == {7}
-
-
-@pytest.mark.parametrize(
-    ("marks", "says"),
-    [
-        ({}, "at least one mark"),
-        ({"leader_epoch": 3}, "at least one mark"),
-        ({"is_leader": True}, "required with is_leader"),
-        ({"high_watermark": 3, "byte_position": 9}, "require log_end_offset"),
-        ({"high_watermark": 2**63}, "does not fit in 64 bits"),
-    ],
-)
-def test_marks_that_mean_nothing_are_refused(marks: Marks, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
-        events_of("p-1", marks)

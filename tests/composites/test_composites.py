@@ -5,19 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from purgatory_client import (
-    AsyncClient,
-    OperationKind,
-    Result,
-    all_of,
-    any_of,
-    at_least,
-    batches,
-    errors,
-    mark,
-    signal,
-    waits,
-)
+from purgatory_client import AsyncClient, OperationKind, Result, all_of, at_least, batches, errors, mark, signal, waits
 from purgatory_client.results import UNLESS_REACHED
 
 from purgatory.engine import codes
@@ -79,24 +67,6 @@ async def test_an_expired_wait_names_only_what_was_missing(client: AsyncClient) 
     for expired in (await client.wait(signal("late-job"), **arms), await client.wait_once(one), *many):
         with pytest.raises(errors.WaitExpired, match=r" s; late-job: 0 of 1 \(error 7\)$"):
             expired.raise_for_outcome()
-
-
-@pytest.mark.parametrize(
-    ("make", "field"),
-    [
-        (all_of, "composite.terms"),
-        (lambda: at_least(0, signal("k")), "composite.required_terms"),
-        (lambda: at_least(2, signal("k")), "composite.required_terms"),
-        (lambda: all_of(any_of(signal("k"))), "composite.terms[0]"),  # type: ignore[arg-type]
-        (lambda: waits.wait(signal("k"), unless=any_of(signal("l"))), "composite.unless"),  # type: ignore[arg-type]
-        (lambda: mark("orders", 1), "topic_partition"),
-        (lambda: mark("orders-3", 2**64), "mark.required_offset"),
-    ],
-)
-def test_invalid_terms_are_refused_at_once(make: object, field: str) -> None:
-    with pytest.raises(errors.InvalidRequest) as refused:
-        make()  # type: ignore[operator]
-    assert refused.value.field == field
 
 
 def test_others_see_it_only_with_the_role_on_every_name() -> None:

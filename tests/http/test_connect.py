@@ -1,6 +1,5 @@
 """Calls with Connect and gRPC-Web, as JSON and protobuf: they have the results of gRPC, and its limits, deadlines,
 cancellation and shutdown. Requests in JSON that are refused: for unknown fields, numbers that JSON would not write so.
-`python -m tests.http.test_connect` records the answers in requests.txt again.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import io
 import json
 import re
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +42,7 @@ from tests.http.http_serving import (
 from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import advance_request, high_watermark, produce, produce_columns, register_request, signal
+from tests.kit.recorded import assert_recorded, cases_of
 from tests.played_source import played_source
 from tests.scripts.messages import clear
 
@@ -345,16 +345,10 @@ async def test_json_above_its_own_limit_is_refused_with_the_remedy() -> None:
 REQUESTS_FILE: Final = Path(__file__).with_name("requests.txt")
 
 
-def expanded(text: str) -> str:
-    """`<x*30>` stands for thirty x."""
-    return re.sub(r"<(.+?)\*(\d+)>", lambda found: found[1] * int(found[2]), text)
-
-
 async def answer_to(caller: HttpCaller, line: str) -> str:
     """The status of a request, and the code, message and details of an error, or the answer."""
     method, path, kind, body = line.split(" ", 3)
-    data = expanded(body).encode()
-    url = expanded(path) if path.startswith("/") else f"{SERVICE}/{path}"
+    data, url = body.encode(), path if path.startswith("/") else f"{SERVICE}/{path}"
     framed = enveloped(data) if kind.startswith(("connect+", "grpc-web+")) else data
     headers = {"content-type": kind if "/" in kind else f"application/{kind}"}
     async with caller.client.request(method, url, data=io.BytesIO(framed), headers=headers) as response:
@@ -373,21 +367,6 @@ async def answer_to(caller: HttpCaller, line: str) -> str:
     return " ".join([str(response.status), f"{answer['code']}: {message}", *details])
 
 
-async def answered(lines: Sequence[str]) -> list[str]:
-    """The comments and requests, and below each request its answer."""
-    found: list[str] = []
-    async with serving_http() as caller:
-        for line in lines:
-            if not line.startswith("  "):
-                found += [line] if line[:1] in {"", "#"} else [line, f"  {await answer_to(caller, line)}"]
-    return found
-
-
 async def test_requests_are_answered_as_recorded() -> None:
-    lines = REQUESTS_FILE.read_text("utf-8").splitlines()
-    assert await answered(lines) == lines
-
-
-if __name__ == "__main__":
-    lines = asyncio.run(answered(REQUESTS_FILE.read_text("utf-8").splitlines()))
-    REQUESTS_FILE.write_text("\n".join([*lines, ""]), "utf-8")
+    async with serving_http() as caller:
+        assert_recorded(REQUESTS_FILE, [await answer_to(caller, case) for case in cases_of(REQUESTS_FILE)])

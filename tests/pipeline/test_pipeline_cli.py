@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,59 +24,28 @@ from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
+from tests.kit.recorded import assert_recorded, cases_of
 from tests.pipeline.archive.histories import START, small_history
 from tests.pipeline.conftest import worker_environment
 
-REPORT = ["report", "/nowhere", "--out", "nowhere-either"]
-REPLAY = ["replay", *REPORT[1:]]
-NINES = "9" * 5_000
+REFUSED = Path(__file__).with_name("refused.txt")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["check", "/nowhere"], "there is no archive at /nowhere"),
-        (
-            ["check", "/nowhere", "--conf", "memory=1g"],
-            "--conf memory=1g: not a Spark setting; expected spark.NAME=VALUE",
-        ),
-        (["--conf", "memory=1g", "check", "/nowhere"], "--conf memory=1g: not a Spark setting"),
-        (["check", "/nowhere", "--conf", "spark.memory"], "--conf spark.memory: not a Spark setting"),
-        (["check", "/nowhere", "--since", "yesterday"], "--since yesterday: not an instant; expected 2026-11-21 or"),
-        ([*REPORT, "--window", "soon"], "--window soon: not a duration; expected 500ms, 10s, 5m, 1h or 1d"),
-        ([*REPORT, "--window", "10ms"], "window of 10 ms: the minimum is one second"),
-        ([*REPORT, "--timeout", "0s"], "timeout of 0 ms: must be at least 1 ms"),
-        ([*REPORT, "--slow-share", "2"], "slow share 2.0: must be between 0 and 1"),
-        ([*REPORT, "--top", "0"], "top 0: must be at least 1"),
-        ([*REPLAY, "--set", "timeout=5"], "--set timeout=5: give [TOPIC:|KIND:]NAME=VALUE with NAME one of timeout_ms"),
-        ([*REPLAY, "--set", "timeout_ms=0"], "--set timeout_ms=0: timeout_ms must be 1 to 2147483647"),
-        ([*REPLAY, "--set", "timeout_ms=1_0"], "--set timeout_ms=1_0: give [TOPIC:"),
-        ([*REPLAY, "--set", f"timeout_ms=+{NINES}"], f"--set timeout_ms=+{NINES}: give [TOPIC:"),
-        ([*REPLAY, "--set", "produce:min_bytes=9"], "--set produce:min_bytes=9: produce has no min_bytes"),
-        ([*REPLAY, "--slow-replica", f"3=+{NINES}ms"], f"--slow-replica 3=+{NINES}ms: give ID=+MILLISECONDSms"),
-        ([*REPLAY, "--slow-replica", "3=20"], "--slow-replica 3=20: give ID=+MILLISECONDSms"),
-        ([*REPLAY, "--without-replica", "-3"], "--without-replica -3: give the id of a replica, 0 to 2147483647"),
-        ([*REPLAY, "--leader-moves", "0s"], "--leader-moves 0s: the delay must be 1 to 3600000 ms"),
-        ([*REPLAY, "--sweep", "timeout_ms"], "--sweep timeout_ms: give NAME=VALUE,VALUE,..."),
-        ([*REPLAY, "--sweep", "timeout_ms=5,5"], "--sweep timeout_ms=5,5: a value is given twice"),
-        *(
-            (["advise", *REPORT[1:], "--slo", text], f"--slo {text}: give a percentage between 0 and 100")
-            for text in ("99.5", "0%", "100%", "many%", "99%%", "\u0669%")
-        ),
-    ],
-)
 def test_invalid_input_is_one_line_and_exit_2(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark is not started, and nothing is set for it."""
+    """As in refused.txt. Spark is not started, and nothing is set for it."""
+
+    def said(command: str) -> str:
+        assert cli.main(shlex.split(command)) == cli.EXIT_UNUSABLE
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
+        return shown.err.replace("9" * 5_000, "<9*5000>").rstrip("\n")
+
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    assert cli.main(arguments) == cli.EXIT_UNUSABLE
+    assert_recorded(REFUSED, map(said, cases_of(REFUSED)))
     assert os.environ["PYSPARK_SUBMIT_ARGS"] == "pyspark-shell"
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith(f"purgatory-pipeline: {said}")
-    assert shown.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["report", "replay"])

@@ -5,10 +5,10 @@ At the end the timer on an event loop: call_later that is never early, cancels i
 
 import asyncio
 import contextvars
-import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 from purgatory.testing import ManualClock
 from purgatory.timer import AsyncTimer, Timer, TimerClosed, TimerTask
 from tests.engine.generic.recording_operation import DEADLINE_S, FineClock, fail
+from tests.kit.recorded import assert_recorded, cases_of, error_of
+
+ARGUMENTS = Path(__file__).with_name("arguments.txt")
 
 
 class Timers:
@@ -196,21 +199,11 @@ def test_any_history_against_a_model(delays_ms: list[int], steps: list[tuple[str
             assert (0 <= next_ms <= max(earliest_ms, world.clock.now_ms())) if one else next_ms == -1
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "says"),
-    [
-        (lambda: Timer(tick_ms=0), ValueError, "tick_ms: 0"),
-        (lambda: Timer(wheel_size=sys.maxsize), ValueError, "wheel_size"),
-        (lambda: Timer(5), TypeError, "clock"),  # type: ignore[arg-type]
-        (lambda: Timer().advance_clock(-1), ValueError, "limit: -1"),
-        (lambda: Timer(on_error="log"), TypeError, "on_error"),  # type: ignore[arg-type]
-        (lambda: TimerTask(1.5), TypeError, "delay_ms: a whole number is expected, not 1.5"),  # type: ignore[arg-type]
-        (lambda: Timer().add(print), TypeError, "task: a TimerTask is expected"),  # type: ignore[arg-type]
-    ],
-)
-def test_arguments_are_checked_by_name(make: Callable[[], object], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        make()
+def test_arguments_are_checked_by_name() -> None:
+    """As in arguments.txt."""
+    assert_recorded(
+        ARGUMENTS, (error_of(case, {"Timer": Timer, "TimerTask": TimerTask}) for case in cases_of(ARGUMENTS))
+    )
 
 
 # On an event loop.

@@ -7,12 +7,13 @@ import asyncio
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from purgatory.embedded import EmbeddedPurgatory
+from purgatory import embedded
 from purgatory.engine.codes import CANCELLED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded, PurgatoryFull, ReentrantCall
 from purgatory.engine.generic.operation import GenericOperation
@@ -25,6 +26,9 @@ from tests.engine.generic.recording_operation import (
     register,
     threads_of,
 )
+from tests.kit.recorded import assert_recorded, cases_of, error_of
+
+ARGUMENTS = Path(__file__).with_name("arguments.txt")
 
 
 def test_case_45_effects_may_call_back_in() -> None:
@@ -431,31 +435,8 @@ def test_answers_without_a_truth_are_errors(answer: Callable[[], object], error:
     assert says in str(errors.reported[0][1])
 
 
-WRONG: Any = "wrong"
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "says"),
-    [
-        (lambda: EmbeddedPurgatory("bad", tick_ms=0), ValueError, r"tick_ms: 0 is not in 1\.\."),
-        (lambda: EmbeddedPurgatory("bad", tick_ms=10**30), ValueError, "tick_ms"),
-        (lambda: EmbeddedPurgatory("bad", tick_ms=WRONG), TypeError, "tick_ms: a whole number is expected"),
-        (lambda: EmbeddedPurgatory("bad", wheel_size=1), ValueError, r"wheel_size: 1 is not in 2\.\."),
-        (lambda: EmbeddedPurgatory("bad", wheel_size=WRONG), TypeError, "wheel_size"),
-        (lambda: EmbeddedPurgatory("bad", pending_max=0), ValueError, "pending_max: 0"),
-        (lambda: EmbeddedPurgatory("bad", pending_max=WRONG), TypeError, "pending_max"),
-        (lambda: EmbeddedPurgatory("bad", on_error=WRONG), TypeError, "on_error: a function of an operation"),
-        (lambda: EmbeddedPurgatory("bad", clock=WRONG), TypeError, r"clock: something with now_ms\(\)"),
-        (lambda: RecordingOperation(WRONG), TypeError, "timeout_ms: a whole number is expected"),
-        (lambda: RecordingOperation(1.5), TypeError, "timeout_ms: a whole number is expected"),  # type: ignore[arg-type]
-        (lambda: ManualPurgatory().advance_clock(WRONG), TypeError, "limit: a whole number is expected"),
-        (lambda: ManualPurgatory().try_complete_else_watch(WRONG, ["k"]), TypeError, "operation: a DelayedOperation"),
-        (lambda: ManualPurgatory().cancel(WRONG), TypeError, "operation: a DelayedOperation is expected, not 'wrong'"),
-        (lambda: ManualPurgatory().is_registered(WRONG), TypeError, "operation: a DelayedOperation is expected"),
-        (lambda: ManualPurgatory().wait(WRONG, 1), TypeError, "operation: a DelayedOperation is expected"),
-    ],
-)
-def test_arguments_are_checked_by_name(call: Callable[[], object], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        call()
+def test_arguments_are_checked_by_name() -> None:
+    """As in arguments.txt."""
+    names = {**vars(embedded), "ManualPurgatory": ManualPurgatory, "RecordingOperation": RecordingOperation}
+    assert_recorded(ARGUMENTS, (error_of(case, names) for case in cases_of(ARGUMENTS)))
     assert threads_of("bad") == []
