@@ -1,7 +1,5 @@
 """`AsyncClient`, the client for asyncio: checks arguments, delegates waits to its session, and makes unary calls."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os
@@ -63,14 +61,14 @@ T = TypeVar("T")
 
 def _waiting(
     build: Callable[P, Entry], answer: type[T]
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[object, None, T]]:
+) -> "Callable[Concatenate[AsyncClient, P], Coroutine[object, None, T]]":
     """Build a method that creates a wait or a batch with a function of `waits` or `batches` and awaits it. The method
     has the same arguments, and they are described only there.
 
     Not typed `Coroutine[Any, Any, ...]`: mypy then fails to infer `a, b = await gather(..., return_exceptions=True)`.
     """
 
-    async def wait(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def wait(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
         result = await self._wait(build(*args, **kwargs))
         assert isinstance(result, answer), f"{answer.__name__} expected, got {result!r}"
         return result

@@ -8,8 +8,6 @@ event, and one loop per client would slow all of them down. The loop runs in a d
 program running; clients that are still open at the end are closed first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import functools
@@ -63,16 +61,16 @@ def shared_loop() -> BackgroundLoop:
 
 def _made_like(
     constructor: Callable[Concatenate[AsyncClient, P], None],
-) -> Callable[[Callable[..., None]], Callable[Concatenate[Client, P], None]]:
+) -> "Callable[[Callable[..., None]], Callable[Concatenate[Client, P], None]]":
     """Give a constructor the signature of another one."""
     return functools.wraps(constructor)
 
 
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Client, P], T]:
+) -> "Callable[Concatenate[Client, P], T]":
     @functools.wraps(method)
-    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run(method(self._client, *args, **kwargs))
 
     return call
@@ -80,9 +78,9 @@ def _blocking(
 
 def _iterating(
     method: Callable[Concatenate[AsyncClient, P], AsyncIterator[T]],
-) -> Callable[Concatenate[Client, P], Iterator[T]]:
+) -> "Callable[Concatenate[Client, P], Iterator[T]]":
     @functools.wraps(method)
-    def iterate(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def iterate(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         items = method(self._client, *args, **kwargs)
         while (item := self._run(_next(items))) is not _END:
             yield item

@@ -3,8 +3,6 @@
 It is loaded in each run of a project that has the package installed, and starts nothing until a test uses a fixture.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -49,7 +47,7 @@ def purgatory(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> It
 
 
 @pytest.fixture
-def processed(pytestconfig: pytest.Config, purgatory: RunningDaemon) -> Callable[..., Result]:
+def processed(pytestconfig: pytest.Config, purgatory: RunningDaemon) -> "Callable[..., Result]":
     """Wait until a consumer group has processed what was written before: `processed("billing", "orders")`.
 
     The arguments are those of `RunningDaemon.processed`.

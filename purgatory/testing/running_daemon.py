@@ -4,8 +4,6 @@ pytest imports this module in each run of a project that has the package, so gRP
 a daemon is started.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess
@@ -52,12 +50,12 @@ class RunningDaemon:
         client: A blocking client of it.
     """
 
-    def __init__(self, client: Client, http_address: str = "") -> None:
+    def __init__(self, client: "Client", http_address: str = "") -> None:
         self.address: Final = client.address
         self.http_address: Final = http_address
         self.client: Final = client
 
-    def processed(self, group: str, *topics: str, timeout: float = TIMEOUT_S, label: str = "kafka") -> Result:
+    def processed(self, group: str, *topics: str, timeout: float = TIMEOUT_S, label: str = "kafka") -> "Result":
         """Wait until a Kafka consumer group has processed everything that was written to topics before this call.
 
         The daemon needs a source that follows the cluster (docs/sources.md). While none is attached, or it does not

@@ -3,8 +3,6 @@
 Positions can be compared and merged, also across clusters: each name begins with the label of its cluster.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import zlib
@@ -70,7 +68,7 @@ class Positions:
         return form + base64.urlsafe_b64encode(content).decode("ascii").rstrip("=")
 
     @classmethod
-    def of_token(cls, token: str, *, positions_max: int = TOKEN_CHARACTERS_MAX) -> Positions:
+    def of_token(cls, token: str, *, positions_max: int = TOKEN_CHARACTERS_MAX) -> "Positions":
         """Parse the text of `token`. Raises InvalidRequest for nonsense, or more positions than `positions_max`."""
         if len(token) > TOKEN_CHARACTERS_MAX:
             raise InvalidRequest("token", f"{len(token)} characters; at most {TOKEN_CHARACTERS_MAX}")
@@ -88,7 +86,7 @@ class Positions:
         return cls.of_ends(ends.ends)
 
     @classmethod
-    def of_ends(cls, ends: Iterable[source_pb2.PartitionEnd]) -> Positions:
+    def of_ends(cls, ends: Iterable[source_pb2.PartitionEnd]) -> "Positions":
         """Convert the wire message."""
         offsets: dict[Name, int] = {}
         leader_epochs: dict[Name, int] = {}
@@ -109,7 +107,7 @@ class Positions:
             self.offsets, timeout=timeout, leader_epochs=self.leader_epochs, fail_when_stale=fail_when_stale
         )
 
-    def merge(self, other: Positions) -> Positions:
+    def merge(self, other: "Positions") -> "Positions":
         """The positions of both, so that one wait stands for two.
 
         If both have a position of the same mark, the higher offset counts. If their epochs differ, the one with the
@@ -126,13 +124,13 @@ class Positions:
                 epochs[name] = epoch
         return Positions(offsets, epochs)
 
-    def select(self, is_wanted: Callable[[str], bool]) -> Positions:
+    def select(self, is_wanted: Callable[[str], bool]) -> "Positions":
         """The positions whose names ("kafka/billing/orders-3") a function accepts."""
         names = [name for name in self.offsets if is_wanted(name)]
         epochs = {name: self.leader_epochs[name] for name in names if name in self.leader_epochs}
         return Positions({name: self.offsets[name] for name in names}, epochs)
 
-    def __le__(self, other: Positions) -> bool:
+    def __le__(self, other: "Positions") -> bool:
         return all(
             name in other.offsets
             and offset <= other.offsets[name]
@@ -140,7 +138,7 @@ class Positions:
             for name, offset in self.offsets.items()
         )
 
-    def __lt__(self, other: Positions) -> bool:
+    def __lt__(self, other: "Positions") -> bool:
         return self <= other and self != other
 
     def __eq__(self, other: object) -> bool:

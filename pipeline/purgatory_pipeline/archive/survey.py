@@ -8,8 +8,6 @@ hashes. If the sums of a bucket agree on both sides, its operations are the same
 Only the other buckets are compared row by row, in `unmatched.sql`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +56,7 @@ class Selection:
     topics: tuple[str, ...] | None
 
     @classmethod
-    def of(cls, since: datetime | None, until: datetime | None, topics: Iterable[str] | None) -> Selection:
+    def of(cls, since: datetime | None, until: datetime | None, topics: Iterable[str] | None) -> "Selection":
         """Makes a selection from a command's arguments; instants without a time zone are UTC."""
         start, end = (None if at is None else round(at.timestamp() * 1_000) for at in (to_utc(since), to_utc(until)))
         chosen = None if topics is None else tuple(topics)
@@ -77,12 +75,12 @@ class Survey:
     """Number of rows, by table and USED, OUTSIDE or OTHER_TOPIC."""
     earlier: int = 0
     """Operations that ended in the window and were registered before it."""
-    clocks: list[FileClock] = field(default_factory=list)
+    clocks: "list[FileClock]" = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     """Paths of files with duplicate rows."""
     sums: Integers = field(default_factory=lambda: np.zeros((len(SIDES), 3, BUCKETS), np.int64))
 
-    def add(self, other: Survey) -> Survey:
+    def add(self, other: "Survey") -> "Survey":
         self.rows.update(other.rows)
         self.earlier += other.earlier
         self.clocks += other.clocks

@@ -1,7 +1,5 @@
 """The options of the format `purgatory`, and the connection that they make."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +39,7 @@ class DaemonOptions:
     security: ChannelSecurity
 
     @staticmethod
-    def of(options: Mapping[str, str]) -> DaemonOptions:
+    def of(options: Mapping[str, str]) -> "DaemonOptions":
         """Raises `PipelineError`."""
         rows_max = whole_number(options.get("maxRows", "100000"))
         if not rows_max:

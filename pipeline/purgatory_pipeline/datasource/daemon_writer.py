@@ -7,8 +7,6 @@ Spark repeats a micro-batch if it was killed before it recorded the commit, so a
 Operation ids that the session already knows are not registered twice, and events are limited to `RISING_MARKS`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`PurgatoryDataSource`: what Spark calls for the format `purgatory`."""
 
-from __future__ import annotations
-
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,

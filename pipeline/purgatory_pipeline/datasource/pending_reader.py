@@ -1,7 +1,5 @@
 """Reads the pending operations of a daemon, or of a stream by its checkpoint, as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass

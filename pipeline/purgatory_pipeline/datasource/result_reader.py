@@ -5,8 +5,6 @@ receives them and hands the rows to tasks. Results of committed micro-batches ar
 others, and sends them again after a kill.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final

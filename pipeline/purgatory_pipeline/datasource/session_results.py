@@ -1,7 +1,5 @@
 """Receives the results of one session in a thread, and holds them as Arrow rows until they are acknowledged."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

@@ -4,8 +4,6 @@ A column that is absent has its default in every row. Names (of partitions and k
 dictionary, where a name may occur more than once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -72,13 +70,13 @@ class RowChunk:
         found = self.columns.get(name)
         return np.full(len(self), DEFAULTS[self.table][name], np.int64) if found is None else found
 
-    def slice(self, start: int, stop: int) -> RowChunk:
+    def slice(self, start: int, stop: int) -> "RowChunk":
         """Rows from `start` up to `stop`: views, not copies."""
         low, high = np.searchsorted(self.detail_rows, (start, stop))
         columns = {name: values[start:stop] for name, values in self.columns.items()}
         return RowChunk(self.table, columns, self.names, self.detail_rows[low:high] - start, self.details[low:high])
 
-    def take(self, rows: Column) -> RowChunk:
+    def take(self, rows: Column) -> "RowChunk":
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         columns = {name: values.take(rows) for name, values in self.columns.items()}
         if not self.details:
@@ -90,11 +88,11 @@ class RowChunk:
         details = [self.details[place] for place in places[chosen].tolist()]
         return RowChunk(self.table, columns, self.names, chosen, details)
 
-    def without_names(self) -> RowChunk:
+    def without_names(self) -> "RowChunk":
         columns = {name: values for name, values in self.columns.items() if name != "name"}
         return RowChunk(self.table, columns, [], self.detail_rows, self.details)
 
-    def with_names_used(self, few: int = NAMES_FEW) -> RowChunk:
+    def with_names_used(self, few: int = NAMES_FEW) -> "RowChunk":
         """Drops names that no row has, unless there are only a `few`."""
         if "name" not in self.columns or len(self.names) <= few:
             return self

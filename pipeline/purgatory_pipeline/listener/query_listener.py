@@ -1,7 +1,5 @@
 """`PurgatoryListener` publishes the committed offsets of Spark's streaming queries to daemons."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

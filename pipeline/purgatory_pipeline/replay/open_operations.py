@@ -1,7 +1,5 @@
 """The operations of a run that are still open, as recorded or in one of the replays."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, Final
 
@@ -23,7 +21,7 @@ INCOMPLETE_OUTCOMES: Final = "incomplete outcomes"
 REPEATED_OUTCOMES: Final = "duplicate outcomes"
 
 
-def match_outcomes(chunk: RowChunk, operations: OpenOperations, counts: Counter[str]) -> TapeSteps:
+def match_outcomes(chunk: RowChunk, operations: "OpenOperations", counts: Counter[str]) -> TapeSteps:
     """Stores outcomes with their open operations; outcomes that match none are counted.
 
     Returns a step for each recorded turn of the reaper that ended something, of as many operations as it ended.
@@ -99,7 +97,7 @@ class OpenOperations:
         """Rows that were there before the last registrations. Their ids have gaps, the later ones do not."""
 
     @classmethod
-    def none(cls, policies: int) -> OpenOperations:
+    def none(cls, policies: int) -> "OpenOperations":
         columns = {name: np.empty(0, np.int64) for name in OWN}
         return cls(columns, _pending(0), [_pending(0) for _ in range(policies)])
 
@@ -144,7 +142,7 @@ class OpenOperations:
             done = done & (outcomes["outcome"] != PENDING)
         return done
 
-    def take(self, rows: Integers) -> OpenOperations:
+    def take(self, rows: Integers) -> "OpenOperations":
         columns = {name: values.take(rows) for name, values in self.columns.items()}
         return OpenOperations(columns, self.recorded[rows], [outcomes[rows] for outcomes in self.replayed])
 

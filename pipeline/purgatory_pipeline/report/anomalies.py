@@ -12,8 +12,6 @@ median absolute deviation so that the anomalies themselves do not widen it.
 Plain pandas, with a row for each window, topic and kind, for the largest topics and for all topics together.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np
@@ -186,13 +184,13 @@ def _scored(pairs: pd.DataFrame, measure: str) -> pd.DataFrame:
     )
 
 
-def _value(rows: pd.DataFrame, measure: str, end: str) -> pd.Series[float]:
+def _value(rows: pd.DataFrame, measure: str, end: str) -> "pd.Series[float]":
     if measure in RATES:
         return rows[RATES[measure] + end] / rows["ended" + end]
     return rows[measure + end].astype(float)
 
 
-def _place(rows: pd.DataFrame, measure: str, end: str) -> tuple[pd.Series[float], pd.Series[float]]:
+def _place(rows: pd.DataFrame, measure: str, end: str) -> "tuple[pd.Series[float], pd.Series[float]]":
     """A value on its symmetric scale, and its variance due to chance."""
     if measure in RATES:
         part, rest = rows[RATES[measure] + end] + 0.5, rows["ended" + end] - rows[RATES[measure] + end] + 0.5

@@ -2,8 +2,6 @@
 cancelled), and the share that expires with the timeout in use and with others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -118,12 +116,12 @@ def _drawn(advice: pd.DataFrame, survival: pd.DataFrame) -> pd.DataFrame:
     return (topics if not topics.empty else own).head(CURVES)
 
 
-def _of(frame: pd.DataFrame, row: pd.Series[Any]) -> pd.DataFrame:
+def _of(frame: pd.DataFrame, row: "pd.Series[Any]") -> pd.DataFrame:
     same_topic = frame["topic"].isna() if wording.is_missing(row["topic"]) else frame["topic"] == row["topic"]
     return frame[same_topic & (frame["kind"] == row["kind"])]
 
 
-def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot:
+def _curve(row: "pd.Series[Any]", survival: pd.DataFrame) -> Plot:
     curve = _of(survival, row).sort_values("waited_ms")
     points = [_point(*values) for values in curve[["waited_ms", "waiting", "waiting_low", "waiting_high"]].to_numpy()]
     bottom = 10.0 ** math.floor(math.log10(min(0.1, *(point["drawn"] for point in points))))
@@ -168,7 +166,7 @@ def _point(waited: object, waiting: object, low: object, high: object) -> dict[s
     }
 
 
-def _cut_off(row: pd.Series[Any]) -> str:
+def _cut_off(row: "pd.Series[Any]") -> str:
     """The share of operations that the timeout in use would cut off; empty if unknown."""
     if not wording.is_missing(row["timeout_expires"]):
         return wording.share_in_sentence(row["timeout_expires"])
@@ -176,7 +174,7 @@ def _cut_off(row: pd.Series[Any]) -> str:
     return f"at most {wording.share_in_sentence(row['timeout_expires_high'])}" if known else ""
 
 
-def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyond: bool) -> list[alt.Chart]:
+def _timeout_mark(row: "pd.Series[Any]", timeout: float, *, is_far: bool, is_beyond: bool) -> list[alt.Chart]:
     """The timeout as a vertical line, its share as a dot on the curve, and a label for both away from the curve."""
     share = wording.number_of(row["timeout_expires"])
     cut = _cut_off(row)
@@ -201,7 +199,7 @@ def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyon
     return layers
 
 
-def _description(row: pd.Series[Any]) -> str:
+def _description(row: "pd.Series[Any]") -> str:
     need = "not enough was seen to say when 99 % have ended"
     if not wording.is_missing(row["need_p99_ms"]):
         need = f"99 % end within {wording.milliseconds(row['need_p99_ms'])}"
@@ -279,7 +277,7 @@ def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> PageTable:
     )
 
 
-def _timeout_cell(row: pd.Series[Any]) -> Markup:
+def _timeout_cell(row: "pd.Series[Any]") -> Markup:
     share = _bounded(wording.share, row["expires"], row["expires_low"], row["expires_high"], Markup("<br>"))
     sign = "≈" + wording.NBSP if wording.number_of(row["estimated"]) > 0 else ""
     return Markup("<small>{}</small><br>{}{}").format(wording.milliseconds(row["timeout_ms"]), sign, share)

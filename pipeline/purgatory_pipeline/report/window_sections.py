@@ -3,8 +3,6 @@
 The report's windows are merged until they are wide enough to distinguish, with gaps where data is missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -93,7 +91,7 @@ def timeline(windows: pd.DataFrame, window_ms: int) -> WindowSeries:
     return WindowSeries(frame, window_ms * merged, merged)
 
 
-def stacked(frame: pd.DataFrame, parts: dict[str, pd.Series[float]]) -> charts.Values:
+def stacked(frame: pd.DataFrame, parts: "dict[str, pd.Series[float]]") -> charts.Values:
     """The values of stacked bars over time: `low` to `high` for each window of `frame` and each word."""
     rows: charts.Values = []
     below = [0.0] * len(frame)

@@ -5,8 +5,6 @@ affect each other, so all are registered first, and duplicates are removed after
 earlier counted one with the same caller and id had ended in an earlier millisecond.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
@@ -75,7 +73,7 @@ class Repeats:
         return bool(self._groups)
 
     @staticmethod
-    def among(pending: CallerIds, arriving: pa.Table, hashes: Hashes) -> Repeats:
+    def among(pending: CallerIds, arriving: pa.Table, hashes: Hashes) -> "Repeats":
         """Find repetitions among pending and arriving operations (rows of `CALLERS`, in order)."""
         # A table of a few hash bits, which fits the cache, excludes most pending operations. Sorting or hashing all of
         # them would take many times as long as the engine itself.

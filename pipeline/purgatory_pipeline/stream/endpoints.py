@@ -6,8 +6,6 @@ A micro-batch that is repeated after a crash writes the same outcomes again. Fil
 batch number, so each outcome is stored once. A Kafka topic may contain duplicates; deduplicate by caller and id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit

@@ -7,8 +7,6 @@ in the task that packs it. Passing the content through Spark's rows would take t
 recomputes the size of an Arrow batch after each row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 

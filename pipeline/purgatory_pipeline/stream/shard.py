@@ -5,8 +5,6 @@ horizon are played in timestamp order and later ones are kept. A row that arrive
 late.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

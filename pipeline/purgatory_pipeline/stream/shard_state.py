@@ -12,8 +12,6 @@ Micro-batch B reads the states B and writes the states B + 1, so Spark can repea
 are deleted.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The Spark task that plays the payloads of a micro-batch in one shard."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final

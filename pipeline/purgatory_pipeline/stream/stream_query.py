@@ -1,7 +1,5 @@
 """The Spark query of a stream: inputs, shards, outputs, and the figures of each micro-batch."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from functools import reduce

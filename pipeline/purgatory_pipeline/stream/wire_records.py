@@ -5,8 +5,6 @@ milliseconds since 1970) and `caller`; otherwise these are the time and the key 
 nothing is set is a heartbeat: only time passes. The value of a signal decides nothing and is left out.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A closed port would not do: gRPC's clients need the answer NOT_SERVING to move o
 and callers with a single address need to learn which one to use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -105,7 +103,7 @@ class _RefuseCalls(grpc.GenericRpcHandler):
         self._refusal: Final = refusal
         self._topology: Final = topology
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+    def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any] | None":
         if details.method == f"/{SERVICE.full_name}/{GET_TOPOLOGY}":
             return grpc.unary_unary_rpc_method_handler(self._tell_topology)
         if details.method.startswith(HEALTH):

@@ -5,8 +5,6 @@ module adds errors as JSON, time limits, a count of the bytes in memory, and ste
 loop. uvicorn's minor version is pinned, because some of the methods overridden here are not documented.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -83,7 +81,7 @@ class HttpLimits(MemoryHolder):
         self._extra: Final[OrderedDict[HttpConnection, None]] = OrderedDict()
         """Those in the extra places, in the order of their acceptance."""
 
-    def add(self, connection: HttpConnection) -> None:
+    def add(self, connection: "HttpConnection") -> None:
         """A connection was accepted."""
         self.connections.add(connection)
         if len(self.connections) > self.connections_max:
@@ -91,20 +89,20 @@ class HttpLimits(MemoryHolder):
         if len(self._extra) > PROBE_PLACES:
             next(iter(self._extra)).abort()
 
-    def remove(self, connection: HttpConnection) -> None:
+    def remove(self, connection: "HttpConnection") -> None:
         """Safe to call twice: by an abort, and when the transport reports the loss."""
         self.connections.discard(connection)
         self._extra.pop(connection, None)
         self.held_bytes -= connection.held_bytes
         connection.held_bytes = 0
 
-    def serves(self, connection: HttpConnection, path: str) -> bool:
+    def serves(self, connection: "HttpConnection", path: str) -> bool:
         """Return whether a request may be served: in the extra places, only probes are."""
         if len(self.connections) <= self.connections_max:
             self._extra.pop(connection, None)
         return connection not in self._extra or path in PROBES
 
-    def hold(self, connection: HttpConnection, held_bytes: int) -> None:
+    def hold(self, connection: "HttpConnection", held_bytes: int) -> None:
         """The connection holds this many bytes from now on. It may be closed by this call, as any other may."""
         if connection not in self.connections:
             return  # closed

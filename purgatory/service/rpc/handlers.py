@@ -5,8 +5,6 @@ Here requests are decoded inside the call, which then ends with INVALID_ARGUMENT
 (health, reflection) are added here too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging
@@ -135,7 +133,7 @@ def is_server_fault(record: logging.LogRecord) -> bool:
 
 def _handler(
     descriptor: MethodDescriptor, method: Method, gate: CallGate, identify: Identify
-) -> grpc.RpcMethodHandler[Any, Any]:
+) -> "grpc.RpcMethodHandler[Any, Any]":
     """Return a handler for one method.
 
     For gRPC every method reads a stream, at no extra cost: a call can then be refused before its request is read, and
@@ -236,7 +234,7 @@ class UnknownMethods(grpc.GenericRpcHandler):
         self._gate: Final = gate
         self._counts: Final = gate.counts.of_unknown()
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":
         method = shortened(handler_call_details.method, METHOD_LENGTH_MAX)
 
         async def refuse(_requests: object, context: Context) -> None:
@@ -307,7 +305,7 @@ class Requests:
         self._decode: Final = decode
         self._turn = first_turn
 
-    def __aiter__(self) -> Requests:
+    def __aiter__(self) -> "Requests":
         return self
 
     async def __anext__(self) -> Any:  # noqa: ANN401 - of the call's own type

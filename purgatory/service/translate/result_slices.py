@@ -4,8 +4,6 @@ Results that ended one by one are joined in arrays, because a set of columns cos
 concatenated as bytes: reading a value creates a Python object, which takes longer than all that is done with it here.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,7 +142,7 @@ class ResultSlice:
                 return place
         return count
 
-    def split(self, count: int) -> tuple[ResultSlice, ResultSlice]:
+    def split(self, count: int) -> "tuple[ResultSlice, ResultSlice]":
         """Return the first `count` results and the rest. Both are views of the same completions."""
         assert 0 < count < len(self), f"count={count} of {len(self)}"
         middle = self.start + count
