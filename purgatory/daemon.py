@@ -36,19 +36,10 @@ from purgatory.service.http.site import HttpSite
 from purgatory.service.metrics.exposition import make_registry
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.recovery import OpenJournal, Takeover
+from purgatory.service.rpc import handlers
 from purgatory.service.rpc.call import Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.grpc_options import connections_max, largest_message_bytes, server_options
-from purgatory.service.rpc.handlers import (
-    SERVICE,
-    Method,
-    RefuseRevoked,
-    UnknownMethods,
-    add_standard_service,
-    add_to_server,
-    checked,
-    service_methods,
-)
 from purgatory.service.rpc.reflection import V1, V1ALPHA, reflection_servicer
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.sessions.session import NO_CALLBACKS
@@ -149,10 +140,10 @@ class Daemon:
             identify = extension.identify(identify)
         methods = self._methods()
         for server in self._servers:
-            add_to_server(methods, server, self._gate, identify, peer)
+            handlers.add_to_server(methods, server, self._gate, identify, peer)
         self._add_standard_services(peer)
         for server in self._servers:
-            server.add_generic_rpc_handlers((UnknownMethods(self._gate),))
+            server.add_generic_rpc_handlers((handlers.UnknownMethods(self._gate),))
         site = self._site = self._make_site(methods, identify)
         opened.push_async_callback(site.stop)
         if self._journal is not None:
@@ -175,32 +166,36 @@ class Daemon:
         await self._host.journal.confirmed()
         for server in self._servers:
             await server.start()
-        for name in (health.OVERALL_HEALTH, SERVICE.full_name):
+        for name in (health.OVERALL_HEALTH, handlers.SERVICE.full_name):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._start_watches(opened)
         for extension in self._extensions:
             extension.serving()
 
-    def _methods(self) -> dict[str, Method]:
+    def _methods(self) -> dict[str, handlers.Method]:
         """Return the service's methods, including those of extensions."""
-        added: dict[str, Method] = {}
+        added: dict[str, handlers.Method] = {}
         for extension in self._extensions:
             added |= extension.calls()
         callbacks = next(filter(None, (extension.callbacks for extension in self._extensions)), NO_CALLBACKS)
         message_bytes_max = largest_message_bytes(self.settings)
-        return service_methods(PurgatoryServicer(self._host, callbacks, self._status_line, message_bytes_max), added)
+        return handlers.service_methods(
+            PurgatoryServicer(self._host, callbacks, self._status_line, message_bytes_max), added
+        )
 
     def _status_line(self) -> str:
         return ", ".join(filter(None, (extension.status_line() for extension in self._extensions)))
 
-    def _add_standard_services(self, peer: RefuseRevoked | None) -> None:
+    def _add_standard_services(self, peer: handlers.RefuseRevoked | None) -> None:
         """Add health and, unless it is switched off, reflection."""
         service = health_pb2.DESCRIPTOR.services_by_name["Health"]
-        add_standard_service(self._health, self._server, self._gate, service, peer)
+        handlers.add_standard_service(self._health, self._server, self._gate, service, peer)
         if self.settings.grpc.reflection:
-            reflection = reflection_servicer((SERVICE.full_name, health.SERVICE_NAME))
+            reflection = reflection_servicer((handlers.SERVICE.full_name, health.SERVICE_NAME))
             for version in (V1, V1ALPHA):
-                add_standard_service(reflection, self._server, self._gate, V1ALPHA, peer, name=version.full_name)
+                handlers.add_standard_service(
+                    reflection, self._server, self._gate, V1ALPHA, peer, name=version.full_name
+                )
 
     def _start_watches(self, opened: AsyncExitStack) -> None:
         """Start the tasks that watch the process itself: garbage collection, memory, the TLS files."""
@@ -274,14 +269,14 @@ class Daemon:
         peer = self._peer(context)
         return "" if peer is None else peer.principal
 
-    def _make_site(self, methods: dict[str, Method], identify: Identify) -> HttpSite:
+    def _make_site(self, methods: dict[str, handlers.Method], identify: Identify) -> HttpSite:
         settings = self.settings
         registry = make_registry(self._host, self._metrics, self._pauses)
         registry.register(self._gate.counts)
         registry.register(self._gate.floods)
         if self._tls is not None:
             registry.register(self._tls)
-        identify = checked(identify, None if self._tls is None else self._check_http_certificate)
+        identify = handlers.checked(identify, None if self._tls is None else self._check_http_certificate)
         served = self._http_methods = HttpMethods(methods, self._gate, identify)
         parts = [
             HttpParts(

@@ -13,17 +13,7 @@ from pydantic.fields import FieldInfo
 
 from purgatory import __version__
 from purgatory.command_line import Command, Option, starting
-from purgatory.service.setting_sources import (
-    Values,
-    environment_name,
-    flag_name,
-    is_secret,
-    load_settings,
-    setting_extra,
-    setting_groups,
-    setting_names,
-    source_of,
-)
+from purgatory.service import setting_sources
 from purgatory.service.settings import Settings
 
 T = TypeVar("T")
@@ -41,7 +31,7 @@ class CommandLine(NamedTuple):
     """The settings in force, and those given as flags."""
 
     settings: Settings
-    flags: Values
+    flags: setting_sources.Values
 
 
 def read_command_line(arguments: Sequence[str] | None, program: str, known: type[Settings] = Settings) -> CommandLine:
@@ -49,7 +39,7 @@ def read_command_line(arguments: Sequence[str] | None, program: str, known: type
 
     Raises `SettingsError` for an unusable value, `click.ClickException` for unknown flags.
     """
-    command = flag_command(known, lambda flags, _: CommandLine(load_settings(flags, known), flags))
+    command = flag_command(known, lambda flags, _: CommandLine(setting_sources.load_settings(flags, known), flags))
     return command.main(arguments, program, standalone_mode=False)  # type: ignore[no-any-return]  # Any, in click
 
 
@@ -60,14 +50,14 @@ def config_lines(command_line: CommandLine) -> list[str]:
     known = type(settings)
 
     def add(name: str, value: object) -> None:
-        text, source = json.dumps(value, default=str), source_of(name, flags, settings)
+        text, source = json.dumps(value, default=str), setting_sources.source_of(name, flags, settings)
         field = name.rpartition(".")[2]
-        if is_secret(name, known) and SECRET_PARTS.search(text):
+        if setting_sources.is_secret(name, known) and SECRET_PARTS.search(text):
             lines.append(f"# {field} = {SECRET_PARTS.sub('***', text)}  # {source}, not shown in full")
         elif value is not None:  # TOML has no null
             lines.append(f"{field} = {text}  # {source}")
 
-    groups = setting_groups(known)
+    groups = setting_sources.setting_groups(known)
     for name in known.model_fields:
         if name not in groups and name != "config":
             add(name, getattr(settings, name))
@@ -80,15 +70,15 @@ def config_lines(command_line: CommandLine) -> list[str]:
     return lines[:-1]
 
 
-def flag_command(known: type[Settings], run: Callable[[Values, bool], T]) -> click.Command:
+def flag_command(known: type[Settings], run: Callable[[setting_sources.Values, bool], T]) -> click.Command:
     """The command with a flag for each of the `known` settings.
 
     It calls `run` with the values of the given flags, which are not checked yet, and whether --print-config was given.
     """
-    names = {name.replace(".", "_"): name for name in setting_names(known)}
+    names = {name.replace(".", "_"): name for name in setting_sources.setting_names(known)}
 
     def callback(print_config: bool, **given: Any) -> T:  # noqa: ANN401 - as in click
-        flags: Values = {}
+        flags: setting_sources.Values = {}
         for flag, value in given.items():
             if value not in {None, ()}:
                 group, _, field = names[flag].rpartition(".")
@@ -98,7 +88,7 @@ def flag_command(known: type[Settings], run: Callable[[Values, bool], T]) -> cli
     parameters: list[click.Parameter] = [
         click.Option(["--print-config"], is_flag=True, help="Print each setting with its source, and exit.")
     ]
-    models = setting_groups(known)
+    models = setting_sources.setting_groups(known)
     parameters += [_flag(name, field) for name, field in known.model_fields.items() if name not in models]
     for part, model in models.items():
         heading = (model.__doc__ or "").rstrip(".")
@@ -111,8 +101,12 @@ def _flag(name: str, field: FieldInfo, heading: str = "Options") -> click.Option
     """The flag of one setting. Values stay text here; the settings check and convert them."""
     default = "none" if field.default in {None, ()} else json.dumps(field.default).strip('"')
     # The name of the variable is last: with a bracket behind it, the longest one would be broken in two lines.
-    text = f"{field.description} (default: {default}) Environment: {environment_name(name)}"
-    flag, short, details = flag_name(name), setting_extra(field)["short_flag"], dict[str, Any]()
+    text = f"{field.description} (default: {default}) Environment: {setting_sources.environment_name(name)}"
+    flag, short, details = (
+        setting_sources.flag_name(name),
+        setting_sources.setting_extra(field)["short_flag"],
+        dict[str, Any](),
+    )
     if field.annotation is bool:
         flag = f"{flag}/{flag.replace('--', '--no-', 1)}"
     elif get_origin(field.annotation) is Literal:

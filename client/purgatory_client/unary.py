@@ -11,18 +11,9 @@ import grpc.aio
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client import views
+from purgatory_client import errors, views
 from purgatory_client.argument_checks import check_keywords, checked_type, int64, milliseconds_of, several
 from purgatory_client.batches import WaitBatch
-from purgatory_client.errors import (
-    ClientClosed,
-    InvalidRequest,
-    NotFound,
-    PurgatoryClientError,
-    Unavailable,
-    WrongEventLoop,
-    from_rpc_error,
-)
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.addresses import check_address, pause_max
@@ -86,7 +77,7 @@ class SingleCalls:
         loop = asyncio.get_running_loop()
         if self._loop is not None and self._loop is not loop:
             if not self._loop.is_closed():
-                raise WrongEventLoop(
+                raise errors.WrongEventLoop(
                     "this client is used in another event loop; create an AsyncClient in each, or use the blocking one"
                 )
             self._leave_loop()
@@ -224,7 +215,7 @@ class SingleCalls:
         """Offsets together with the leader epochs that the daemon currently knows for their partitions."""
         epochs: dict[Name, int] = {}
         for name in offsets:
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(errors.NotFound):
                 epochs[name] = (await self.partition(name)).leader_epoch
         return Positions(offsets, {name: epoch for name, epoch in epochs.items() if epoch >= 0})
 
@@ -316,7 +307,7 @@ class SingleCalls:
                 while (response := await self._answer(call.read())) is not grpc.aio.EOF:
                     yield views.ended(response)
                 return
-            except Unavailable as error:
+            except errors.Unavailable as error:
                 await resumption.pause(error)
             finally:
                 call.cancel()
@@ -383,7 +374,9 @@ class SingleCalls:
         """
         given = [operation_ids is not None or session_id is not None, partition is not None, key is not None]
         if given.count(True) != 1:
-            raise InvalidRequest("cancel", "give exactly one of: operation ids (or a session), a partition, a key")
+            raise errors.InvalidRequest(
+                "cancel", "give exactly one of: operation ids (or a session), a partition, a key"
+            )
         if partition is None and key is None:
             ids = None if operation_ids is None else ids_of(operation_ids)
             if ids == []:
@@ -421,7 +414,7 @@ class SingleCalls:
         if not self._shards:
             try:
                 return await call(self)
-            except InvalidRequest as error:
+            except errors.InvalidRequest as error:
                 if shard_refusal(error.__cause__) is None or len(await shards_of(self)) == 1:
                     raise
         return await call(self._shards[shard_of(session_id, len(self._shards))])
@@ -432,17 +425,17 @@ class SingleCalls:
             return await call
         except grpc.aio.AioRpcError as error:
             # Not kept in a local: the error refers to this frame, and the cycle would keep the connection open.
-            raise from_rpc_error(error, self.address) from error
+            raise errors.from_rpc_error(error, self.address) from error
         except asyncio.CancelledError:
             # gRPC also raises this when the channel is closed during a call; in that case this task was not cancelled.
             task = asyncio.current_task()
             if not self._closed or task is None or task.cancelling():
                 raise
-            raise ClientClosed("the client was closed while this call was waiting") from None
+            raise errors.ClientClosed("the client was closed while this call was waiting") from None
 
     def _stub(self) -> PurgatoryServiceStub:
         if self._closed:
-            raise ClientClosed("the client is closed")
+            raise errors.ClientClosed("the client is closed")
         self._enter_loop()
         if self._channel is None or is_lost(self._channel):
             self._channel = open_channel(self.address, self._security)
@@ -457,7 +450,7 @@ async def shards_of(client: SingleCalls) -> Sequence[SingleCalls]:
         request = purgatory_service_pb2.GetTopologyRequest()
         try:
             found = list((await client._answer(client._stub().GetTopology(request, timeout=CALL_TIMEOUT))).targets)
-        except PurgatoryClientError as error:
+        except errors.PurgatoryClientError as error:
             cause = error.__cause__
             if not isinstance(cause, grpc.aio.AioRpcError) or cause.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise

@@ -11,33 +11,10 @@ from purgatory_client.results import OperationKind
 from purgatory_client.unary import Filters
 from purgatory_client.views import DeadLetter, OperationOrder
 
-from purgatory.cli import render
+from purgatory.cli import completion, parsing, render
 from purgatory.cli.all_shards import WATCH, AllShards, merged, over_shards, shown
-from purgatory.cli.completion import (
-    KIND,
-    choice,
-    key_option,
-    letter_option,
-    operations_argument,
-    partition_option,
-    session_option,
-    sessions,
-    shown_names,
-    topics,
-)
 from purgatory.cli.connection_options import READS, WAITS, WRITES, client_command
 from purgatory.cli.exit_codes import Exit
-from purgatory.cli.parsing import (
-    ORDERS,
-    TIMEOUT,
-    UsageError,
-    checked_partition,
-    exit_without,
-    flag,
-    is_reference,
-    operation_reference,
-    order_of,
-)
 from purgatory.command_line import Whole
 
 T = TypeVar("T")
@@ -46,23 +23,26 @@ SNAPSHOT_ROWS: Final = 20
 
 
 @client_command(READS)
-@flag("--partitions", "-p", help="List partitions instead of operations.")
+@parsing.flag("--partitions", "-p", help="List partitions instead of operations.")
 @click.option(
-    "--prefix", metavar="TEXT", shell_complete=topics, help="Only topics with this prefix (with --partitions)."
+    "--prefix",
+    metavar="TEXT",
+    shell_complete=completion.topics,
+    help="Only topics with this prefix (with --partitions).",
 )
-@KIND
-@partition_option(help="Only operations that wait on this partition.")
-@key_option("--key", help="Only operations that wait on this key.")
-@session_option(help="Only this session.")
+@completion.KIND
+@completion.partition_option(help="Only operations that wait on this partition.")
+@completion.key_option("--key", help="Only operations that wait on this key.")
+@completion.session_option(help="Only this session.")
 @click.option("--limit", type=Whole(min=1), default=1_000, help="Maximum number of entries.")
 @click.option(
     "--sort",
-    type=order_of,
+    type=parsing.order_of,
     metavar="remaining|waited",
-    shell_complete=choice(ORDERS),
+    shell_complete=completion.choice(parsing.ORDERS),
     help="Sort all operations by remaining or waited time, most urgent first; lists at most 1,000.",
 )
-@flag("--reverse", help="Least urgent first (with --sort).")
+@parsing.flag("--reverse", help="Least urgent first (with --sort).")
 @click.option("--search", metavar="TEXT", help="Only names that contain this text, ignoring case (with --sort).")
 @WATCH
 async def ls(
@@ -83,7 +63,7 @@ async def ls(
     page = min(limit, 1_000)
     order = None if sort is None else sort[reverse]
     if order is None and (reverse or search):
-        raise UsageError("--reverse and --search need --sort")
+        raise parsing.UsageError("--reverse and --search need --sort")
 
     async def show() -> None:
         listed = await over_shards(client)
@@ -101,20 +81,22 @@ async def ls(
 
 
 @client_command(READS)
-@click.argument("what", metavar="PARTITION|SESSION/ID", shell_complete=shown_names, help="orders-3, or SESSION/17.")
+@click.argument(
+    "what", metavar="PARTITION|SESSION/ID", shell_complete=completion.shown_names, help="orders-3, or SESSION/17."
+)
 async def show(client: AsyncClient, what: str) -> Exit:
-    if is_reference(what):
-        render.operation(await client.operation(*operation_reference(what)))
+    if parsing.is_reference(what):
+        render.operation(await client.operation(*parsing.operation_reference(what)))
     else:
-        render.partition(await client.partition(checked_partition(what)))
+        render.partition(await client.partition(parsing.checked_partition(what)))
     return Exit.OK
 
 
 @client_command(WRITES)
-@operations_argument(help="Operations to cancel.")
-@session_option(help="Cancel all operations of this session.")
-@partition_option(help="Cancel all operations that wait on this partition.")
-@key_option("--key", help="Cancel all operations that wait on this key.")
+@completion.operations_argument(help="Operations to cancel.")
+@completion.session_option(help="Cancel all operations of this session.")
+@completion.partition_option(help="Cancel all operations that wait on this partition.")
+@completion.key_option("--key", help="Cancel all operations that wait on this key.")
 async def cancel(
     client: AsyncClient,
     operations: tuple[tuple[str, int], ...],
@@ -123,7 +105,7 @@ async def cancel(
     key: str | None,
 ) -> Exit:
     if [bool(operations), session is not None, partition is not None, key is not None].count(True) != 1:
-        raise UsageError("give exactly one of: operations (SESSION/ID), --session, --partition, --key")
+        raise parsing.UsageError("give exactly one of: operations (SESSION/ID), --session, --partition, --key")
     count = 0
     for session_id, operation_id in operations:
         count += await client.cancel([operation_id], session_id=session_id)
@@ -134,8 +116,8 @@ async def cancel(
 
 
 @client_command(WRITES)
-@operations_argument(required=True, help="Operations, as shown by `purgatory ls`.")
-@TIMEOUT
+@completion.operations_argument(required=True, help="Operations, as shown by `purgatory ls`.")
+@parsing.TIMEOUT
 async def extend(
     client: AsyncClient,
     operations: tuple[tuple[str, int], ...],
@@ -154,20 +136,20 @@ async def extend(
 
 
 @client_command(WRITES)
-@click.argument("session", metavar="SESSION", shell_complete=sessions, help="Session id.")
+@click.argument("session", metavar="SESSION", shell_complete=completion.sessions, help="Session id.")
 async def close(client: AsyncClient, session: str) -> Exit:
     render.closed(await client.close_session(session))
     return Exit.OK
 
 
 @client_command(WRITES)
-@letter_option("--resend", help="Resend this letter now. May be repeated.")
-@flag("--resend-all", help="Resend all letters now.")
-@letter_option("--delete", help="Delete this letter; its result is lost. May be repeated.")
+@completion.letter_option("--resend", help="Resend this letter now. May be repeated.")
+@parsing.flag("--resend-all", help="Resend all letters now.")
+@completion.letter_option("--delete", help="Delete this letter; its result is lost. May be repeated.")
 async def dead_letters(client: AsyncClient, resend: tuple[str, ...], resend_all: bool, delete: tuple[str, ...]) -> Exit:
     """Exit code 16 if a given ID does not exist, or there is nothing to resend."""
     if [bool(resend), resend_all, bool(delete)].count(True) > 1:
-        raise UsageError("--resend, --resend-all and --delete cannot be combined")
+        raise parsing.UsageError("--resend, --resend-all and --delete cannot be combined")
     if delete:
         return _report_letters("deleted", "deleted", *await client.delete_dead_letters(delete))
     if resend or resend_all:
@@ -222,7 +204,7 @@ async def top(client: AsyncClient) -> Exit:
     try:
         from purgatory.cli.top import Top  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
-        exit_without("top", error, "top")
+        parsing.exit_without("top", error, "top")
     await Top(await over_shards(client)).run_async()
     return Exit.OK
 
@@ -246,7 +228,7 @@ async def mcp(client: AsyncClient) -> Exit:
     try:
         from purgatory.cli.mcp_server import serve as serve_tools  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
-        exit_without("mcp", error, "mcp")
+        parsing.exit_without("mcp", error, "mcp")
     await serve_tools(client)
     return Exit.OK
 

@@ -10,22 +10,11 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Result
 from purgatory_client.sources.position_tokens import FORMS, Positions
 
-from purgatory.cli import render
+from purgatory.cli import parsing, render
 from purgatory.cli.caught_up import reached
 from purgatory.cli.completion import targets as complete_targets
 from purgatory.cli.connection_options import WAITS, client_command
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit
-from purgatory.cli.parsing import (
-    DURATION,
-    FAIL_WHEN_STALE,
-    SIGNAL_PREFIX,
-    TIMEOUT,
-    UsageError,
-    flag,
-    key_counts,
-    partition_offsets,
-    terms,
-)
 from purgatory.command_line import NUMBER, Whole
 
 NOT_COMBINED: Final = (
@@ -44,17 +33,19 @@ NOT_COMBINED: Final = (
     help="partition@offset (orders-3@42), signal:KEY, keys with --signal, or a token from `purgatory caught-up "
     "--token`.",
 )
-@TIMEOUT
-@flag("--record", help="Treat the offsets as record offsets: wait for offset + 1.")
-@flag("--fetch", help="Wait until records can be read from the offsets.")
+@parsing.TIMEOUT
+@parsing.flag("--record", help="Treat the offsets as record offsets: wait for offset + 1.")
+@parsing.flag("--fetch", help="Wait until records can be read from the offsets.")
 @click.option(
     "--min-bytes", type=NUMBER, default=1, help="Total bytes to wait for, over all partitions (with --fetch)."
 )
 @click.option("--replica-id", type=NUMBER, help="Fetch as this follower (with --fetch).")
-@flag("--read-committed", help="Count bytes up to the last stable offset only (with --fetch).")
-@flag("--delete-records", help="Wait until all replicas have deleted up to the offsets (or the high watermark).")
-@flag("--signal", help="Wait until the keys are signalled; key@3: three times.")
-@flag("--any", "any_one", help="Wait for any one of the targets.")
+@parsing.flag("--read-committed", help="Count bytes up to the last stable offset only (with --fetch).")
+@parsing.flag(
+    "--delete-records", help="Wait until all replicas have deleted up to the offsets (or the high watermark)."
+)
+@parsing.flag("--signal", help="Wait until the keys are signalled; key@3: three times.")
+@parsing.flag("--any", "any_one", help="Wait for any one of the targets.")
 @click.option("--at-least", type=Whole(min=1), help="Wait for this many of the targets.")
 @click.option(
     "--unless",
@@ -63,9 +54,9 @@ NOT_COMBINED: Final = (
     shell_complete=complete_targets,
     help="Fail as soon as this target is reached. May be repeated.",
 )
-@flag("--from-now", help="Ignore signals sent before this command (with --signal).")
-@DURATION("--heartbeat", help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal).")
-@FAIL_WHEN_STALE
+@parsing.flag("--from-now", help="Ignore signals sent before this command (with --signal).")
+@parsing.DURATION("--heartbeat", help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal).")
+@parsing.FAIL_WHEN_STALE
 async def wait(
     client: AsyncClient,
     targets: tuple[str, ...],
@@ -85,34 +76,36 @@ async def wait(
     fail_when_stale: float | None,
 ) -> Exit:
     if [fetch, delete_records, signal, record].count(True) > 1:
-        raise UsageError("--fetch, --delete-records, --signal and --record cannot be combined")
+        raise parsing.UsageError("--fetch, --delete-records, --signal and --record cannot be combined")
     if (from_now or heartbeat is not None) and not signal:
-        raise UsageError("--from-now and --heartbeat require --signal")
-    names_keys = any(target.startswith(SIGNAL_PREFIX) for target in targets)
+        raise parsing.UsageError("--from-now and --heartbeat require --signal")
+    names_keys = any(target.startswith(parsing.SIGNAL_PREFIX) for target in targets)
     if at_least is not None or unless or ((any_one or names_keys) and not signal):
         if fetch or delete_records or signal or (any_one and at_least is not None):
-            raise UsageError(NOT_COMBINED)
-        goal = terms(targets, record=record)
+            raise parsing.UsageError(NOT_COMBINED)
+        goal = parsing.terms(targets, record=record)
         condition = composites.at_least(1 if any_one else at_least or len(goal), *goal)
-        failures = terms(unless, record=record)
+        failures = parsing.terms(unless, record=record)
         one = waits.wait(condition, unless=failures, timeout=timeout, fail_when_stale=fail_when_stale)
     elif fetch:
         isolation: waits.Isolation = "read_committed" if read_committed else "read_uncommitted"
         read = partial(waits.fetch, replica_id=replica_id, isolation=isolation, min_bytes=min_bytes)
-        one = read(partition_offsets(targets), timeout=timeout, fail_when_stale=fail_when_stale)
+        one = read(parsing.partition_offsets(targets), timeout=timeout, fail_when_stale=fail_when_stale)
     elif delete_records:
-        one = waits.delete_records(partition_offsets(targets, -1), timeout=timeout, fail_when_stale=fail_when_stale)
+        one = waits.delete_records(
+            parsing.partition_offsets(targets, -1), timeout=timeout, fail_when_stale=fail_when_stale
+        )
     elif signal:
         if fail_when_stale is not None:
-            raise UsageError("--fail-when-stale applies to marks, not to signals")
+            raise parsing.UsageError("--fail-when-stale applies to marks, not to signals")
         by_key = partial(waits.signal, any=any_one, from_now=from_now, heartbeat_timeout=heartbeat)
-        one = by_key(key_counts(targets), timeout=timeout)
+        one = by_key(parsing.key_counts(targets), timeout=timeout)
     elif targets[0].startswith(FORMS):
         if len(targets) > 1:
-            raise UsageError("a token must be the only target; wait for one token at a time")
+            raise parsing.UsageError("a token must be the only target; wait for one token at a time")
         return _show(await reached(client, Positions.of_token(targets[0]), timeout, fail_when_stale))
     else:
-        offsets = {name: offset + record for name, offset in partition_offsets(targets).items()}
+        offsets = {name: offset + record for name, offset in parsing.partition_offsets(targets).items()}
         one = waits.produce(offsets, timeout=timeout, fail_when_stale=fail_when_stale)
     return _show(await client.wait_once(one), one)
 

@@ -4,18 +4,8 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine import codes
 from purgatory.engine.batches import AsGiven, PartitionName
-from purgatory.engine.codes import (
-    CANCELLED,
-    COMPOSITE,
-    EXPIRED,
-    FAILED,
-    FETCH,
-    PRODUCE,
-    REQUEST_TIMED_OUT,
-    SATISFIED,
-    SHUTTING_DOWN,
-)
 from purgatory.engine.marks.registry import Partitions, SignalKeys
 from purgatory.engine.ranking import PendingRanking, WheelRing
 from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes, ReplicaView
@@ -260,14 +250,19 @@ class EngineInspection:
         before: i64 = -1
         # Kafka's provisional error, which its result would have if the operation ended now.
         if error == UNRESOLVED:
-            error = REQUEST_TIMED_OUT
+            error = codes.REQUEST_TIMED_OUT
             # As in results, which have no pace for fetches.
-            before = reached if kind != FETCH else -1
+            before = reached if kind != codes.FETCH else -1
             reached = described.reached(slot, item)
         partition = described.partition_of(item)
         log_start = -1 if partition is None else partition.log_start_offset
         paced_from_ms = self.pending.operations.registered_ms[slot]
-        if error == REQUEST_TIMED_OUT and before < 0 and partition is not None and kind in (PRODUCE, COMPOSITE):
+        if (
+            error == codes.REQUEST_TIMED_OUT
+            and before < 0
+            and partition is not None
+            and kind in (codes.PRODUCE, codes.COMPOSITE)
+        ):
             before, paced_from_ms = partition.first_mark, partition.first_ms
         return ItemView(described.name_of(item), error, items.required[item], reached, log_start, before, paced_from_ms)
 
@@ -338,10 +333,10 @@ class EngineInspection:
             registered=sum(ended) + pending.pending_by_kind[kind],
             pending=pending.pending_by_kind[kind],
             watched=pending.watched_by_kind[kind],
-            satisfied=ended[SATISFIED],
-            failed=ended[FAILED],
-            expired=ended[EXPIRED],
-            cancelled=ended[CANCELLED],
-            shutting_down=ended[SHUTTING_DOWN],
+            satisfied=ended[codes.SATISFIED],
+            failed=ended[codes.FAILED],
+            expired=ended[codes.EXPIRED],
+            cancelled=ended[codes.CANCELLED],
+            shutting_down=ended[codes.SHUTTING_DOWN],
             evaluations=pending.evaluations_by_kind[kind],
         )

@@ -4,20 +4,8 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine import calls
 from purgatory.engine.batches import PartitionName, Receipt
-from purgatory.engine.calls import (
-    Apply,
-    Call,
-    Cancel,
-    CancelAll,
-    CancelName,
-    Extend,
-    FailStale,
-    PassTime,
-    Pause,
-    Register,
-    ShutDown,
-)
 from purgatory.engine.codes import CANCELLED, SHUTTING_DOWN
 from purgatory.engine.inspection import EngineInspection
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
@@ -47,15 +35,15 @@ class Performer:
         self._stale_waits: Final = stale_waits
         self._next_to_shut_down: i64 = 0
 
-    def perform(self, owner: Owner | None, call: Call, now_ms: i64, work_max: int) -> Receipt:
+    def perform(self, owner: Owner | None, call: calls.Call, now_ms: i64, work_max: int) -> Receipt:
         """See `Engine.perform`."""
         before = self.pending.ended_total
-        if isinstance(call, Apply):
+        if isinstance(call, calls.Apply):
             usage = call.usage
             if usage is None:
                 usage = self.pending.partitions.unowned
             receipt = self.events.apply(call.batch, now_ms, call.start, work_max, usage, call.is_full)
-        elif isinstance(call, Register):
+        elif isinstance(call, calls.Register):
             assert owner is not None, "a registration needs an owner"
             receipt = self.admission.admit(owner, call.kind, call.batch, now_ms, call.known_up_to)
         else:
@@ -67,42 +55,42 @@ class Performer:
         receipt.ended = self.pending.ended_total - before
         return receipt
 
-    def _perform_on_all(self, call: Call, now_ms: i64, work_max: int, receipt: Receipt) -> None:
+    def _perform_on_all(self, call: calls.Call, now_ms: i64, work_max: int, receipt: Receipt) -> None:
         """Perform a call on the operations of all owners."""
         stop: i64 = self.pending.work_total + work_max
-        if isinstance(call, PassTime):
+        if isinstance(call, calls.PassTime):
             self.expire(call.limit, now_ms, stop)
             receipt.has_more = 0 <= self.pending.wheel.next_expiration_ms() <= now_ms
-        elif isinstance(call, CancelName):
+        elif isinstance(call, calls.CancelName):
             self.cancel_name(call.name, now_ms, work_max)
             receipt.has_more = self._inspection.has_waits(call.name)
-        elif isinstance(call, Pause):
+        elif isinstance(call, calls.Pause):
             receipt.unchanged = 0 if self.pause(call.pause_ms) else 1
         else:
-            assert isinstance(call, ShutDown), f"{call!r} needs an owner"
+            assert isinstance(call, calls.ShutDown), f"{call!r} needs an owner"
             self._shut_down(call.limit, now_ms, stop, receipt)
 
-    def _perform_on(self, owner: Owner, call: Call, now_ms: i64, work_max: int, receipt: Receipt) -> None:
+    def _perform_on(self, owner: Owner, call: calls.Call, now_ms: i64, work_max: int, receipt: Receipt) -> None:
         """Perform a call on the operations of one owner."""
         stop: i64 = self.pending.work_total + work_max
-        if isinstance(call, Cancel):
+        if isinstance(call, calls.Cancel):
             for operation_id in call.operation_ids:
                 if self.pending.work_total >= stop:
                     receipt.has_more = True
                     break
                 # An id that is not pending is not counted as work, so the caller has to limit the number of ids.
                 receipt.were_pending.append(self.end(owner, operation_id, CANCELLED, now_ms))
-        elif isinstance(call, CancelAll):
+        elif isinstance(call, calls.CancelAll):
             self._end_all(owner, CANCELLED, now_ms, UNLIMITED, stop, call.up_to_id, receipt)
-        elif isinstance(call, ShutDown):
+        elif isinstance(call, calls.ShutDown):
             self._end_all(owner, SHUTTING_DOWN, now_ms, call.limit, stop, OPERATION_ID_MAX, receipt)
-        elif isinstance(call, Extend):
+        elif isinstance(call, calls.Extend):
             limits = self.admission.limits
             assert 1 <= call.timeout_ms <= limits.timeout_ms_max, f"timeout_ms={call.timeout_ms}"
             for operation_id in call.operation_ids:
                 receipt.were_pending.append(self.extend(owner, operation_id, now_ms + call.timeout_ms))
         else:
-            assert isinstance(call, FailStale), f"{call!r} has no owner"
+            assert isinstance(call, calls.FailStale), f"{call!r} has no owner"
             for operation_id in call.operation_ids:
                 if self.pending.work_total >= stop:
                     receipt.has_more = True

@@ -15,18 +15,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Generic, TypeVar
 
+from purgatory_client import errors
 from purgatory_client.aio import AsyncClient
 from purgatory_client.argument_checks import milliseconds
-from purgatory_client.errors import (
-    InvalidRequest,
-    LimitExceeded,
-    NoAnswer,
-    PermissionDenied,
-    PurgatoryClientError,
-    SessionClosed,
-    Unauthenticated,
-    Unavailable,
-)
 from purgatory_client.results import Outcome, PartitionResult, Result
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.waits import ByPartition
@@ -59,7 +50,9 @@ def wrote(offsets: ByPartition) -> None:
     """
     exchange = _exchange.get()
     if exchange is None:
-        raise InvalidRequest("wrote", "no request is being served here; add the middleware ReadYourWrites to the app")
+        raise errors.InvalidRequest(
+            "wrote", "no request is being served here; add the middleware ReadYourWrites to the app"
+        )
     exchange.add(Positions(offsets))
 
 
@@ -85,12 +78,12 @@ class Exchange:
         self.received = Positions({})
         tokens = [token.strip() for token in ",".join(headers).split(",")]  # a proxy may have joined several headers
         if len(tokens) > TOKENS_MAX:
-            raise InvalidRequest("token", f"{len(tokens)} tokens in one request; at most {TOKENS_MAX}")
+            raise errors.InvalidRequest("token", f"{len(tokens)} tokens in one request; at most {TOKENS_MAX}")
         count = 0  # of all tokens, also if they have the same marks: reading one takes as long as reading another
         for token in filter(None, tokens):
             positions = Positions.of_token(token, positions_max=POSITIONS_MAX)
             if (count := count + len(positions.offsets)) > POSITIONS_MAX:
-                raise InvalidRequest("token", f"{count} positions in one request; at most {POSITIONS_MAX}")
+                raise errors.InvalidRequest("token", f"{count} positions in one request; at most {POSITIONS_MAX}")
             self.received = self.received.merge(positions)
         self.awaited: Final = self.received.select(lambda name: name.startswith(tuple(prefixes)))
         self.written = Positions({})
@@ -122,7 +115,7 @@ class Exchange:
         try:
             async with asyncio.timeout(EPOCHS_S_MAX):
                 written = await client.with_epochs(written.offsets)
-        except (PurgatoryClientError, TimeoutError) as error:  # the write itself has succeeded
+        except (errors.PurgatoryClientError, TimeoutError) as error:  # the write itself has succeeded
             _logger.warning("a token has no leader epochs, because the daemon did not return them: %r", error)
         # A write whose epoch is unknown may belong to a newer history than the one that the caller knows. With the
         # caller's epoch, its wait would end together with that history.
@@ -166,7 +159,7 @@ class Middleware(Generic[Client]):
         milliseconds(timeout)
         milliseconds(fail_when_stale, "stale_timeout_ms")
         if isinstance(prefixes, str) or not prefixes:
-            raise InvalidRequest("prefixes", f"{prefixes!r}; give a list of prefixes, such as ['pg/main/']")
+            raise errors.InvalidRequest("prefixes", f"{prefixes!r}; give a list of prefixes, such as ['pg/main/']")
         self.app: Final = app
         self.client: Final = client
         self.header: Final = header
@@ -184,19 +177,19 @@ class Middleware(Generic[Client]):
                 )
         except TimeoutError:
             return _unavailable("the daemon does not answer")
-        except PurgatoryClientError as error:
+        except errors.PurgatoryClientError as error:
             return _refusal(error)
         return exchange.judge(result) or exchange
 
 
-def _refusal(error: PurgatoryClientError) -> Answer:
+def _refusal(error: errors.PurgatoryClientError) -> Answer:
     """The answer for an error before the wait had ended. Raises the error if it is not the caller's or the daemon's."""
     match error:
-        case InvalidRequest():
+        case errors.InvalidRequest():
             return _answer(HTTPStatus.BAD_REQUEST, f"invalid token: {error}")
-        case Unavailable() | LimitExceeded() | NoAnswer() | SessionClosed():
+        case errors.Unavailable() | errors.LimitExceeded() | errors.NoAnswer() | errors.SessionClosed():
             return _unavailable(str(error))
-        case PermissionDenied() if not isinstance(error, Unauthenticated):
+        case errors.PermissionDenied() if not isinstance(error, errors.Unauthenticated):
             return _answer(HTTPStatus.FORBIDDEN, f"this service may not wait for a mark in the token: {error}")
         case _:
             raise error

@@ -30,17 +30,7 @@ from typing import Final
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.batches import Entry
 from purgatory_client.errors import LimitExceeded, NoAnswer, OperationIdInUse
-from purgatory_client.session.pending_waits import (
-    GRACE,
-    Ended,
-    OverdueWaits,
-    PendingWaits,
-    WaitChunk,
-    batch_key,
-    cut_into_chunks,
-    due_after,
-    pending_ids,
-)
+from purgatory_client.session import pending_waits
 from purgatory_client.session.sequence import ResultSequence
 from purgatory_client.wire import sizes
 from purgatory_client.wire.decode_results import arrived_batch, refusal_error, refused_batch
@@ -61,25 +51,25 @@ class SessionCore:
         """Why the daemon is about to end the connection; None: it is not."""
         self.heartbeat_interval = 1.0
         # A wait is in exactly one of `_unsent` and `_table`. Chunks refer to the table, and may hold ended waits.
-        self._table = PendingWaits()
+        self._table = pending_waits.PendingWaits()
         self._unsent: dict[object, dict[Entry, None]] = {}
         """Unsent waits by `batch_key`: those with the same key can share a batch."""
         self._unsent_count = 0
-        self._plan: deque[WaitChunk] = deque()
-        self._unreceipted: dict[int, WaitChunk] = {}
+        self._plan: deque[pending_waits.WaitChunk] = deque()
+        self._unreceipted: dict[int, pending_waits.WaitChunk] = {}
         self._next_batch_id = 1
         self._chunk_max = sizes.OPERATIONS_PER_CHUNK_MAX
         self._message_bytes_max = sizes.SENT_BYTES_MAX
         self._batch_bytes_max = sizes.SENT_BYTES_MAX
         """Larger batches are split. Below `_message_bytes_max` after a batch was refused for its size."""
-        self._too_large: list[Ended] = []
+        self._too_large: list[pending_waits.Ended] = []
         self._cancels: list[int] = []
         self._cancelling: dict[int, None] = {}
         self._sequence = ResultSequence()
         self._known = False
         self._lost_at = -1.0
         self._sent_at = 0.0
-        self._overdue = OverdueWaits(self.waiting)
+        self._overdue = pending_waits.OverdueWaits(self.waiting)
         self._timeout_default: float | None = None
         self._opened_at = 0.0
         self._receipt_at = 0.0
@@ -105,7 +95,7 @@ class SessionCore:
             )
         wait.submitted_at = now
         self._unsent_count += wait.count
-        self._unsent.setdefault(batch_key(wait), {})[wait] = None
+        self._unsent.setdefault(pending_waits.batch_key(wait), {})[wait] = None
 
     def cancel(self, wait: Entry) -> None:
         """Forget a wait whose caller was cancelled, and cancel it at the daemon if it was sent.
@@ -113,7 +103,7 @@ class SessionCore:
         A wait that is not pending is ignored: it may have ended, or been drained, at the same time.
         """
         if self._table.take(wait):
-            operation_ids = pending_ids(wait)
+            operation_ids = pending_waits.pending_ids(wait)
             self._cancelling |= dict.fromkeys(operation_ids)
             self._cancels.extend(operation_ids)
         else:
@@ -137,24 +127,24 @@ class SessionCore:
         """All waits that have not ended."""
         return [*self._table.entries(), *chain.from_iterable(self._unsent.values())]
 
-    def fail_overdue(self, heard_at: float) -> list[Ended]:
+    def fail_overdue(self, heard_at: float) -> list[pending_waits.Ended]:
         """End waits that the daemon should have answered long ago, and return them.
 
         Call it every `pending_waits.TURN` seconds. `heard_at` is the time of the daemon's last message.
         """
-        ended: list[Ended] = []
+        ended: list[pending_waits.Ended] = []
         for wait in self._overdue.visit(self._due_at, heard_at) if self.opened else ():
             error = NoAnswer(
                 "the daemon did not answer long after the timeout of this wait; whether it was registered is not known"
             )
             if wait in self._table:
-                self._table.refuse(pending_ids(wait), error, ended)
+                self._table.refuse(pending_waits.pending_ids(wait), error, ended)
             elif self._forget_unsent(wait):
                 ended.append((wait, error))
         return ended
 
     def _forget_unsent(self, wait: Entry) -> bool:
-        queue = self._unsent.get(batch_key(wait), {})
+        queue = self._unsent.get(pending_waits.batch_key(wait), {})
         if wait not in queue:
             return False
         del queue[wait]
@@ -173,14 +163,14 @@ class SessionCore:
         receipt of any batch.
         """
         # A batch is overdue by its longest timeout: only then can none of its operations still be on time.
-        after = due_after(wait, self._timeout_default)
+        after = pending_waits.due_after(wait, self._timeout_default)
         if after is None:
             return math.inf
         is_receipted = wait.operation_id > 0 and wait.operation_id + wait.count - 1 <= self._receipted_id
         reached_at = self._opened_at if is_receipted else self._receipt_at
-        return max(wait.submitted_at + after, reached_at + GRACE)
+        return max(wait.submitted_at + after, reached_at + pending_waits.GRACE)
 
-    def take_too_large(self) -> list[Ended]:
+    def take_too_large(self) -> list[pending_waits.Ended]:
         """The waits that could not be sent since the last call, because each is larger than a message."""
         ended, self._too_large = self._too_large, []
         return ended
@@ -202,7 +192,7 @@ class SessionCore:
             self._refuse_too_large(chunk, "a message of this size was refused")
         return True
 
-    def _refuse_too_large(self, chunk: WaitChunk, reason: str) -> None:
+    def _refuse_too_large(self, chunk: pending_waits.WaitChunk, reason: str) -> None:
         error = LimitExceeded(f"the operation needs a message of {chunk.size_bytes} bytes; {reason}: split it")
         self._table.refuse([chunk.last_id], error, self._too_large)
 
@@ -235,9 +225,9 @@ class SessionCore:
         self._sequence.restart()
         self._lost_at = now
 
-    def replay(self, batch: wire.ResultBatch) -> list[Ended]:
+    def replay(self, batch: wire.ResultBatch) -> list[pending_waits.Ended]:
         """End waits with results stored in the outbox."""
-        ended: list[Ended] = []
+        ended: list[pending_waits.Ended] = []
         for arrived in arrived_batch(batch):
             self._table.end(arrived, 0, ended)
         return ended
@@ -285,7 +275,7 @@ class SessionCore:
         self._unreceipted.clear()
         self._plan.clear()
 
-    def receive(self, message: wire.SessionResponse, now: float) -> list[Ended]:
+    def receive(self, message: wire.SessionResponse, now: float) -> list[pending_waits.Ended]:
         """Handle a message; returns the waits it ended. Raises ProtocolError for an invalid message."""
         which = message.WhichOneof("message")
         if which == "results":
@@ -332,7 +322,7 @@ class SessionCore:
 
     # Messages in
 
-    def _on_opened(self, opened: wire.SessionOpened, now: float) -> list[Ended]:
+    def _on_opened(self, opened: wire.SessionOpened, now: float) -> list[pending_waits.Ended]:
         highest = opened.highest_operation_id
         is_new = not opened.resumed or self.incarnation not in ("", opened.incarnation)
         if self._known and is_new:
@@ -341,14 +331,14 @@ class SessionCore:
             self._cancelling.clear()
         else:
             self._sequence.opened()
-        ended: list[Ended] = []
+        ended: list[pending_waits.Ended] = []
         if highest and is_new:
             # Another client has created the session again: the ids up to `highest`, and their results, belong to it.
             error = OperationIdInUse(
                 f"session {self.session_id} was created again by another client, which has used the ids up to {highest}"
             )
             for wait in self._table.entries():
-                self._table.refuse([one for one in pending_ids(wait) if one <= highest], error, ended)
+                self._table.refuse([one for one in pending_waits.pending_ids(wait) if one <= highest], error, ended)
         self.incarnation = opened.incarnation
         self._known = self.opened = True
         self._opened_at = self._receipt_at = now
@@ -372,12 +362,12 @@ class SessionCore:
         self._cancels = list(self._cancelling)
         return ended
 
-    def _on_receipt(self, receipt: wire.Receipt, now: float) -> list[Ended]:
+    def _on_receipt(self, receipt: wire.Receipt, now: float) -> list[pending_waits.Ended]:
         chunk = self._unreceipted.pop(receipt.batch_id, None)
         self._receipt_at = now
         if chunk is not None:
             self._receipted_id = max(self._receipted_id, chunk.last_id)
-        ended: list[Ended] = []
+        ended: list[pending_waits.Ended] = []
         if receipt.HasField("batch_refusal") and chunk is not None:
             self._table.refuse(chunk.operation_ids(), refusal_error(receipt.batch_refusal), ended)
         for refusal in receipt.refusals:
@@ -390,12 +380,12 @@ class SessionCore:
             self._table.start_after(receipt.highest_operation_id)
         return ended
 
-    def _on_results(self, message: wire.ResultBatch, now: float) -> list[Ended]:
+    def _on_results(self, message: wire.ResultBatch, now: float) -> list[pending_waits.Ended]:
         # Repeats after a reconnect are skipped by number. Results of cancelled waits are not repeats; the table ignores
         # them, because their ids are no longer in it.
         arrived = arrived_batch(message)
         skip = self._sequence.arrive(message.first_sequence, sum(len(one.operation_ids) for one in arrived), now)
-        ended: list[Ended] = []
+        ended: list[pending_waits.Ended] = []
         for one in arrived:
             self._table.end(one, skip, ended)
             skip = max(0, skip - len(one.operation_ids))
@@ -444,7 +434,7 @@ class SessionCore:
             return message
         return None
 
-    def _next_chunk(self) -> WaitChunk | None:
+    def _next_chunk(self) -> pending_waits.WaitChunk | None:
         """The next batch. None: there is none, or it is not in the outbox file yet, and nothing may overtake it."""
         # With an outbox, waits are planned when they are staged.
         while self._plan or (self.written_id == math.inf and self._plan_unsent()):
@@ -472,6 +462,6 @@ class SessionCore:
             if queue:
                 self._unsent[key] = queue
             if planned:
-                self._plan.extend(cut_into_chunks(planned, self._chunk_max))
+                self._plan.extend(pending_waits.cut_into_chunks(planned, self._chunk_max))
                 return planned
         return []

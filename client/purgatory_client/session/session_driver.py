@@ -21,21 +21,8 @@ from grpc_status import rpc_status
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client import errors
 from purgatory_client.batches import Entry
-from purgatory_client.errors import (
-    HTTP1,
-    ClientClosed,
-    OperationIdInUse,
-    OutboxError,
-    OutboxReason,
-    ProtocolError,
-    PurgatoryClientError,
-    SessionClosed,
-    SessionTakenOver,
-    Unavailable,
-    WrongEventLoop,
-    from_rpc_error,
-)
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.addresses import check_address, pause_max
@@ -116,7 +103,7 @@ class SessionDriver:
         # Kept here because uvloop's handle of a timer that is already due has no `when`.
         self._timer_at = math.inf
         self._received_at = 0.0
-        self._closed: PurgatoryClientError | None = None
+        self._closed: errors.PurgatoryClientError | None = None
         self.connections = 0  # opened so far
 
     @property
@@ -162,7 +149,9 @@ class SessionDriver:
     def leave_loop(self) -> None:
         """Go on in the running loop, because the previous one is closed. With an outbox, only `close` is possible."""
         if self._outbox is not None:  # its thread reports to the previous loop
-            self._closed = WrongEventLoop("the event loop of this client is closed; create another one for its outbox")
+            self._closed = errors.WrongEventLoop(
+                "the event loop of this client is closed; create another one for its outbox"
+            )
             return
         for wait in self._core.waiting():  # nothing awaits them any more
             self._core.cancel(wait)
@@ -173,7 +162,9 @@ class SessionDriver:
     def outbox(self) -> "OutboxGate":
         """The outbox, with its file loaded. Raises OutboxError if the client has none."""
         if self._outbox is None:
-            raise OutboxError(OutboxReason.MISSING, "this client has no outbox; create it with outbox=PATH")
+            raise errors.OutboxError(
+                errors.OutboxReason.MISSING, "this client has no outbox; create it with outbox=PATH"
+            )
         if self._closed is not None:
             raise self._closed
         self._outbox.load()
@@ -186,7 +177,7 @@ class SessionDriver:
         if finish and self._closed is None:
             await self._wait_until(lambda: not self._core.pending)
         if self._closed is None:
-            self._closed = ClientClosed("the client is closed")
+            self._closed = errors.ClientClosed("the client is closed")
         task, self._task = self._task, None
         # The task sends the cancels, so it is stopped last; the outbox is closed after it, to write its last records.
         if task is not None and not task.done():
@@ -198,7 +189,7 @@ class SessionDriver:
         for wait in self._core.waiting():
             if self._outbox is None:
                 self._core.cancel(wait)
-            settle(wait, ClientClosed("the client was closed while this wait was pending"))
+            settle(wait, errors.ClientClosed("the client was closed while this wait was pending"))
         # Operations of an outbox stay pending at the daemon. They are forgotten here, because `SessionCore.ended` waits
         # for them.
         if self._outbox is not None:
@@ -255,11 +246,11 @@ class SessionDriver:
                 open_timeout = max(0.0, min(open_timeout, lost_at + self._give_up_after - loop.time()))
             try:
                 reason = await self._connect_once(open_timeout)
-            except PurgatoryClientError as error:
+            except errors.PurgatoryClientError as error:
                 self._end_session(error)
                 return
             except Exception as error:
-                self._end_session(ProtocolError(f"internal error in this client: {error!r}"))
+                self._end_session(errors.ProtocolError(f"internal error in this client: {error!r}"))
                 raise
             if self._closed is not None:
                 return
@@ -277,7 +268,7 @@ class SessionDriver:
                 delay = min(delay, left)  # with one more attempt at the end
             if delay > left:
                 waited = loop.time() - lost_at
-                self._end_session(Unavailable(f"no connection to {self._address} for {waited:.1f} s: {reason}"))
+                self._end_session(errors.Unavailable(f"no connection to {self._address} for {waited:.1f} s: {reason}"))
                 return
             _log.info("session %s: %s; next attempt in %.3f s", self.session_id, reason, delay)
             await asyncio.sleep(delay)
@@ -294,12 +285,12 @@ class SessionDriver:
         timeouts_end = [timeout_end(wait) for wait in self._core.waiting()]
         return min(patience_ends, max([lost_at + FIRST_PATIENCE, *timeouts_end]))
 
-    def _end_session(self, error: PurgatoryClientError) -> None:
+    def _end_session(self, error: errors.PurgatoryClientError) -> None:
         """End all pending waits with `error`. The next wait opens a new session, with two exceptions.
 
         After a takeover, two clients would take the session from each other forever; an outbox file has one session.
         """
-        if isinstance(error, SessionTakenOver) or self._outbox is not None:
+        if isinstance(error, errors.SessionTakenOver) or self._outbox is not None:
             self._closed = error
         pending = self._core.drain()
         if self._outbox is None:
@@ -349,10 +340,10 @@ class SessionDriver:
     async def _why(self, call: Call, done: list[asyncio.Future[str]]) -> str:
         """Why the connection ended, from the first task that ended; raises if reconnecting would not help."""
         if self._core.going_away == wire.GoingAway.REASON_TAKEN_OVER:
-            raise SessionTakenOver(f"another client opened the session {self.session_id}")
+            raise errors.SessionTakenOver(f"another client opened the session {self.session_id}")
         closed = self._core.going_away == wire.GoingAway.REASON_SESSION_CLOSED
         if closed and self._closed is None and self._outbox is None:
-            raise SessionClosed(f"the session {self.session_id} was closed by another caller")
+            raise errors.SessionClosed(f"the session {self.session_id} was closed by another caller")
         for task in done:
             error = task.exception()
             if error is None:
@@ -365,13 +356,13 @@ class SessionDriver:
                     self._shard_address, self._must_move = moved.target, True
                     return f"the session belongs to {moved.target}"
                 # A wrong port stays wrong; but a proxy that answered in gRPC before may be restarting.
-                is_wrong_port = not self.connections and HTTP1 in (error.details() or "")
+                is_wrong_port = not self.connections and errors.HTTP1 in (error.details() or "")
                 may_reconnect = error.code() in _RETRIED_CODES
                 if self._is_message_refused(error):
                     may_reconnect = self._core.message_refused()
                     self._settle(self._core.take_too_large())
                 if is_wrong_port or not may_reconnect:
-                    raise from_rpc_error(error)
+                    raise errors.from_rpc_error(error)
                 return f"{error.code().name}: {error.details()}"
             # grpc.aio raises this for a write to a stream that has ended; the status of the call has the reason.
             if isinstance(error, asyncio.InvalidStateError):
@@ -411,7 +402,9 @@ class SessionDriver:
             else:
                 self._set_answers(self._core.receive(response, now))
             if self._core.is_used_up:
-                raise OperationIdInUse(f"another client has used up the operation ids of session {self.session_id}")
+                raise errors.OperationIdInUse(
+                    f"another client has used up the operation ids of session {self.session_id}"
+                )
             # The writer need not run for each result: the acknowledgement that is due first has its timer.
             if self._timer is not None and self._core.is_quiet(self._timer_at):
                 self._changed.set()

@@ -12,14 +12,7 @@ from typing import Final
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from purgatory_connectors.kafka.kafka_events import (
-    CommitBatch,
-    CommitsRead,
-    EndsFetched,
-    EventQueue,
-    OffsetsTopicFound,
-    ReadingRefused,
-)
+from purgatory_connectors.kafka import kafka_events
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.offset_records import (
     OFFSETS_TOPIC,
@@ -44,7 +37,7 @@ REFUSALS: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUT
 class CommitReader:
     """Puts batches and refusals into `events`, and retries until `stop` or `give_up`."""
 
-    def __init__(self, settings: KafkaSettings, events: EventQueue) -> None:
+    def __init__(self, settings: KafkaSettings, events: kafka_events.EventQueue) -> None:
         self._settings: Final = settings
         self._events: Final = events
         self._stopping: Final = threading.Event()
@@ -78,10 +71,10 @@ class CommitReader:
             self._read_with(self._open(fetch_wait_max_ms=LOADING_WAIT_MS), until_loaded=True)
             self._read_with(self._open(fetch_wait_max_ms=FETCH_WAIT_MS, socket_timeout_ms=2 * FETCH_WAIT_MS))
         except PermissionError as refused:
-            self._events.put(ReadingRefused(str(refused)))
+            self._events.put(kafka_events.ReadingRefused(str(refused)))
         except Exception:
             LOG.exception("reading %s failed", OFFSETS_TOPIC)
-            self._events.put(ReadingRefused(f"reading {OFFSETS_TOPIC} failed; the log has the traceback"))
+            self._events.put(kafka_events.ReadingRefused(f"reading {OFFSETS_TOPIC} failed; the log has the traceback"))
 
     def _open(self, **own: int) -> Consumer:
         return Consumer(
@@ -98,7 +91,7 @@ class CommitReader:
         try:
             if not self._logs and (count := self._wait_for_topic(consumer)):
                 self._logs = {number: _UnreadLog() for number in range(count)}
-                self._events.put(OffsetsTopicFound(count))
+                self._events.put(kafka_events.OffsetsTopicFound(count))
             consumer.assign(
                 [
                     TopicPartition(OFFSETS_TOPIC, number, OFFSET_BEGINNING if log.is_loading else log.position)
@@ -127,16 +120,16 @@ class CommitReader:
         return 0
 
     def _read(self, consumer: Consumer) -> None:
-        batches: list[CommitBatch] = []
+        batches: list[kafka_events.CommitBatch] = []
         touched: set[int] = set()
         for message in _drained(consumer, POLL_S):
             self._read_message(message, batches, touched)
         for number in sorted(touched):
             self._logs[number].flush(number, batches)
         if batches:
-            self._events.put(CommitsRead(batches))
+            self._events.put(kafka_events.CommitsRead(batches))
 
-    def _read_message(self, message: Message, batches: list[CommitBatch], touched: set[int]) -> None:
+    def _read_message(self, message: Message, batches: list[kafka_events.CommitBatch], touched: set[int]) -> None:
         error = message.error()
         number, offset = message.partition(), message.offset()
         if error is not None:
@@ -187,14 +180,14 @@ class _UnreadLog:
             self.values = {}
         self.position = offset + 1
 
-    def put(self, number: int, name: CommitName, offset: int | None, batches: list[CommitBatch]) -> None:
+    def put(self, number: int, name: CommitName, offset: int | None, batches: list[kafka_events.CommitBatch]) -> None:
         values = self.values
         if not self.is_loading and name in values:
             before = values[name]
             if before is None or offset is None or offset < before:
                 # Only the last of several commits is delivered, but a reset of the group must not be hidden by a later
                 # commit.
-                batches.append(CommitBatch(number, values, self.position - 1, self.is_loaded))
+                batches.append(kafka_events.CommitBatch(number, values, self.position - 1, self.is_loaded))
                 self.is_loaded = False
                 self.values = values = {}
         values[name] = offset
@@ -205,11 +198,11 @@ class _UnreadLog:
             self.is_loading = False
             self.is_loaded = True
 
-    def flush(self, number: int, batches: list[CommitBatch]) -> None:
+    def flush(self, number: int, batches: list[kafka_events.CommitBatch]) -> None:
         if self.is_loading:
             return
         values, self.values = self.values, {}
-        batches.append(CommitBatch(number, values, self.position, self.is_loaded))
+        batches.append(kafka_events.CommitBatch(number, values, self.position, self.is_loaded))
         self.is_loaded = False
 
 
@@ -231,7 +224,7 @@ FETCH_POLL_S: Final = 0.1
 class TopicFetcher:
     """Puts lower bounds of the ends of partitions into `events`."""
 
-    def __init__(self, settings: KafkaSettings, events: EventQueue) -> None:
+    def __init__(self, settings: KafkaSettings, events: kafka_events.EventQueue) -> None:
         self._settings = settings
         self._events = events
         self._wanted: frozenset[Partition] = frozenset()
@@ -300,4 +293,4 @@ class TopicFetcher:
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name for it
                 ends[topic, number] = offset
         if ends:
-            self._events.put(EndsFetched(ends))
+            self._events.put(kafka_events.EndsFetched(ends))

@@ -4,16 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from purgatory_client.sources.source_names import (
-    SHARE,
-    STABLE,
-    escaped_group,
-    kafka_group,
-    kafka_share,
-    kafka_stable,
-    kafka_topic,
-    unescaped_group,
-)
+from purgatory_client.sources import source_names
 
 from purgatory_connectors.kafka.offset_records import CommitName, Partition
 from purgatory_connectors.publisher.observation import MarkName
@@ -55,19 +46,23 @@ class MarkNames:
 
     def __init__(self, label: str) -> None:
         self.prefix: Final = f"{label}/"
-        self.shares: Final = f"{label}/{SHARE}"
-        self.of_topic: Final = lru_cache(65_536)(lambda topic: _checked(kafka_topic(topic, label)))
-        self.of_stable: Final = lru_cache(65_536)(lambda topic: _checked(kafka_stable(topic, label)))
-        self.of_share: Final = lru_cache(65_536)(lambda group, topic: _checked(kafka_share(group, topic, label)))
-        self.of_group: Final = lru_cache(65_536)(lambda group, topic: _checked(kafka_group(group, topic, label)))
+        self.shares: Final = f"{label}/{source_names.SHARE}"
+        self.of_topic: Final = lru_cache(65_536)(lambda topic: _checked(source_names.kafka_topic(topic, label)))
+        self.of_stable: Final = lru_cache(65_536)(lambda topic: _checked(source_names.kafka_stable(topic, label)))
+        self.of_share: Final = lru_cache(65_536)(
+            lambda group, topic: _checked(source_names.kafka_share(group, topic, label))
+        )
+        self.of_group: Final = lru_cache(65_536)(
+            lambda group, topic: _checked(source_names.kafka_group(group, topic, label))
+        )
 
     def group_prefix(self, group: str) -> str:
         """Prefix of all mark names of a group."""
-        return f"{self.prefix}{escaped_group(group)}/"
+        return f"{self.prefix}{source_names.escaped_group(group)}/"
 
     def share_prefix(self, group: str) -> str:
         """Prefix of all mark names of a share group."""
-        return f"{self.shares}{escaped_group(group)}/"
+        return f"{self.shares}{source_names.escaped_group(group)}/"
 
     def parse(self, topic: str) -> ParsedName | None:
         """Parse a mark name. None: it does not belong to this source."""
@@ -76,13 +71,13 @@ class MarkNames:
         group, slash, name = topic[len(self.prefix) :].rpartition("/")
         if not name or "/" in group or (slash and not group):
             return None
-        if not slash and name.startswith(STABLE):
-            return ParsedName(None, name.removeprefix(STABLE), is_stable=True)
-        is_share = group.startswith(SHARE)
-        group = group.removeprefix(SHARE)
+        if not slash and name.startswith(source_names.STABLE):
+            return ParsedName(None, name.removeprefix(source_names.STABLE), is_stable=True)
+        is_share = group.startswith(source_names.SHARE)
+        group = group.removeprefix(source_names.SHARE)
         if is_share and not group:
             return None
-        return ParsedName(unescaped_group(group) if slash else None, name, is_share=is_share)
+        return ParsedName(source_names.unescaped_group(group) if slash else None, name, is_share=is_share)
 
     def wanted(self, names: Iterable[MarkName]) -> WantedMarks:
         """The marks of this source among `names`, by kind."""

@@ -10,36 +10,28 @@ import pyarrow.compute as pc
 
 from purgatory.engine import codes
 from purgatory.engine.kinds.operation_columns import default_of
-from purgatory.extensions.archive.schema import (
-    ACCEPTED,
-    CALL_NAMES,
-    CALLS,
-    EVENTS,
-    NO_PARTITION,
-    OUTCOMES,
-    REGISTRATIONS,
-)
+from purgatory.extensions.archive import schema
 from purgatory_pipeline.engine_rows.row_chunk import DEFAULTS, Column, Name, RowChunk, in_order
 
 COMMON: Final = {"call_number": "call", "time_ms": "time"}
 OPERATION: Final = {"session_number": "session", "operation_id": "operation"}
 NUMBERS: Final[dict[str, dict[str, str]]] = {
-    REGISTRATIONS: {
+    schema.REGISTRATIONS: {
         **COMMON,
         **OPERATION,
-        **{name: name for name in ("timeout_ms", "offset", *DEFAULTS[REGISTRATIONS])},
+        **{name: name for name in ("timeout_ms", "offset", *DEFAULTS[schema.REGISTRATIONS])},
     },
-    OUTCOMES: {**COMMON, **OPERATION, **{name: name for name in ("waited_ms", *DEFAULTS[OUTCOMES])}},
-    EVENTS: {**COMMON, **{name: name for name in DEFAULTS[EVENTS] if name != "copy"}},
-    CALLS: {**COMMON, "session_number": "session", "timeout_ms": "timeout_ms"},
+    schema.OUTCOMES: {**COMMON, **OPERATION, **{name: name for name in ("waited_ms", *DEFAULTS[schema.OUTCOMES])}},
+    schema.EVENTS: {**COMMON, **{name: name for name in DEFAULTS[schema.EVENTS] if name != "copy"}},
+    schema.CALLS: {**COMMON, "session_number": "session", "timeout_ms": "timeout_ms"},
 }
 """Columns of numbers, and their names in a chunk."""
 
 WORDS: Final[dict[str, tuple[str, dict[str, int]]]] = {
-    REGISTRATIONS: ("kind", {name: code for code, name in codes.KIND_NAMES.items()}),
-    OUTCOMES: ("outcome", {name: code for code, name in codes.OUTCOME_NAMES.items()}),
-    EVENTS: ("type", {name: code for code, name in codes.EVENT_NAMES.items()}),
-    CALLS: ("call", {name: place for place, name in enumerate(CALL_NAMES.values())}),
+    schema.REGISTRATIONS: ("kind", {name: code for code, name in codes.KIND_NAMES.items()}),
+    schema.OUTCOMES: ("outcome", {name: code for code, name in codes.OUTCOME_NAMES.items()}),
+    schema.EVENTS: ("type", {name: code for code, name in codes.EVENT_NAMES.items()}),
+    schema.CALLS: ("call", {name: place for place, name in enumerate(schema.CALL_NAMES.values())}),
 }
 """The column of each table that holds one of a few words, with their codes. A chunk of calls names it `what`."""
 
@@ -58,7 +50,7 @@ def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowChunk:
     """The rows of an Arrow table that take part in a replay; others are counted in `counts`."""
     columns: dict[str, Column] = {}
     word, known = WORDS[table]
-    own_word = "what" if table == CALLS else word
+    own_word = "what" if table == schema.CALLS else word
     columns[own_word] = word_codes(part.column(word), known)
     for name, own in NUMBERS[table].items():
         if name not in part.column_names:
@@ -75,9 +67,9 @@ def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowChunk:
     if "topic" in part.column_names:
         topics, partitions = part.column("topic"), part.column("partition")
         chunk.names, columns["name"] = name_places(topics, partitions)
-    if table == EVENTS:
+    if table == schema.EVENTS:
         chunk.detail_rows, chunk.details = _sets(part, columns["type"])
-    elif table == CALLS:
+    elif table == schema.CALLS:
         chunk.detail_rows = np.arange(part.num_rows)
         chunk.details = part.column("operation_ids").to_pylist()
     if not bool(np.all(kept)):
@@ -87,7 +79,7 @@ def chunk_of(table: str, part: pa.Table, counts: Counter[str]) -> RowChunk:
 
 def null_value(table: str, name: str, words: Column) -> Any:  # noqa: ANN401 -- one number, or one for each row
     """The replacement of null in a column of numbers."""
-    if table == REGISTRATIONS and name == "offset":
+    if table == schema.REGISTRATIONS and name == "offset":
         return OFFSET_DEFAULTS[words]
     return DEFAULTS[table].get(name, 0)
 
@@ -124,10 +116,10 @@ def name_places(topics: pa.ChunkedArray, partitions: pa.ChunkedArray) -> tuple[l
     words = encoded.dictionary.to_pylist()
     nameless = encoded.indices.null_count
     indices = np.asarray((encoded.indices.fill_null(0) if nameless else encoded.indices).to_numpy())
-    numbered = numbers(partitions, NO_PARTITION)
-    partition = np.full(len(indices), NO_PARTITION) if numbered is None else numbered.astype(np.int64)
+    numbered = numbers(partitions, schema.NO_PARTITION)
+    partition = np.full(len(indices), schema.NO_PARTITION) if numbered is None else numbered.astype(np.int64)
     if not words:
-        return [("", NO_PARTITION)], np.zeros(len(indices), np.int32)
+        return [("", schema.NO_PARTITION)], np.zeros(len(indices), np.int32)
     lowest = int(partition.min(initial=0))
     span = int(partition.max(initial=0)) - lowest + 1
     keys = indices.astype(np.int64) * span + (partition - lowest)
@@ -136,14 +128,14 @@ def name_places(topics: pa.ChunkedArray, partitions: pa.ChunkedArray) -> tuple[l
 
 
 def _accepted(part: pa.Table, table: str, columns: dict[str, Column], counts: Counter[str]) -> Column:
-    refusal_codes = numbers(part.column("refusal_code"), ACCEPTED)
+    refusal_codes = numbers(part.column("refusal_code"), schema.ACCEPTED)
     if refusal_codes is None:
         return np.ones(part.num_rows, np.bool_)
-    accepted: Column = refusal_codes == ACCEPTED
+    accepted: Column = refusal_codes == schema.ACCEPTED
     refused = ~accepted
-    if table == REGISTRATIONS and "item" in columns:
+    if table == schema.REGISTRATIONS and "item" in columns:
         refused &= columns["item"] == 0
-    counts[REFUSED_REGISTRATIONS if table == REGISTRATIONS else REFUSED_EVENTS] += int(np.count_nonzero(refused))
+    counts[REFUSED_REGISTRATIONS if table == schema.REGISTRATIONS else REFUSED_EVENTS] += int(np.count_nonzero(refused))
     return accepted
 
 

@@ -8,27 +8,12 @@ import pandas as pd
 
 from purgatory_pipeline.archive.accounting import counted, some_runs
 from purgatory_pipeline.engine_rows.arrow_chunks import REFUSED_EVENTS, REFUSED_REGISTRATIONS, UNREADABLE
+from purgatory_pipeline.replay import open_operations, run_replay
 from purgatory_pipeline.replay.call_windows import NEVER
-from purgatory_pipeline.replay.open_operations import (
-    INCOMPLETE_OUTCOMES,
-    OUTCOMES_READ,
-    REPEATED_OUTCOMES,
-    WITHOUT_REGISTRATION,
-)
 from purgatory_pipeline.replay.policy import BASELINE, Policy
 from purgatory_pipeline.replay.replay_sums import COUNTER, DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME
 from purgatory_pipeline.replay.replay_task import IDLE_EVENTS
 from purgatory_pipeline.replay.run_files import RunContext
-from purgatory_pipeline.replay.run_replay import (
-    CLOCK_FALLS,
-    INCOMPLETE_REGISTRATIONS,
-    MARKS_KEPT,
-    MARKS_LEFT_OUT,
-    NOT_DUE,
-    NOT_TAKEN,
-    REGISTRATIONS_READ,
-    REPEATED_ROWS,
-)
 
 
 class ReplayAccount:
@@ -66,9 +51,9 @@ class ReplayAccount:
     def totals(self) -> list[str]:
         """In = out, for registrations and for outcomes."""
         count = self._counts
-        refused, incomplete = count[REFUSED_REGISTRATIONS], count[INCOMPLETE_REGISTRATIONS]
-        outcomes, lost = count[OUTCOMES_READ], count[WITHOUT_REGISTRATION]
-        twice, broken = count[REPEATED_OUTCOMES], count[INCOMPLETE_OUTCOMES]
+        refused, incomplete = count[REFUSED_REGISTRATIONS], count[run_replay.INCOMPLETE_REGISTRATIONS]
+        outcomes, lost = count[open_operations.OUTCOMES_READ], count[open_operations.WITHOUT_REGISTRATION]
+        twice, broken = count[open_operations.REPEATED_OUTCOMES], count[open_operations.INCOMPLETE_OUTCOMES]
         sums = {
             "registrations": {"replayed": self.replayed, "recorded as refused": refused, "incomplete": incomplete},
             "replayed": {
@@ -83,7 +68,7 @@ class ReplayAccount:
                 "incomplete": broken,
             },
         }
-        totals = (count[REGISTRATIONS_READ] + refused, self.replayed, outcomes)
+        totals = (count[run_replay.REGISTRATIONS_READ] + refused, self.replayed, outcomes)
         return [
             f"{name}: {total:,} in = {' + '.join(f'{number:,} {what}' for what, number in parts.items())}"
             for total, (name, parts) in zip(totals, sums.items(), strict=True)
@@ -92,7 +77,10 @@ class ReplayAccount:
     @property
     def is_balanced(self) -> bool:
         """True: every registration that was read is counted in exactly one place."""
-        return self.replayed + self._counts[INCOMPLETE_REGISTRATIONS] == self._counts[REGISTRATIONS_READ]
+        return (
+            self.replayed + self._counts[run_replay.INCOMPLETE_REGISTRATIONS]
+            == self._counts[run_replay.REGISTRATIONS_READ]
+        )
 
     def notes(self) -> list[str]:
         """Caveats about the figures, as sentences."""
@@ -123,16 +111,16 @@ class ReplayAccount:
 
 
 PUSHED: Final = {
-    MARKS_LEFT_OUT: ": they follow from the replicas there",
-    MARKS_KEPT: ", of partitions whose in-sync set is not known: no replica can matter there",
+    run_replay.MARKS_LEFT_OUT: ": they follow from the replicas there",
+    run_replay.MARKS_KEPT: ", of partitions whose in-sync set is not known: no replica can matter there",
 }
 """How pushed high watermarks were treated under policies that move them, and why."""
 
 MEANINGS: Final = {
-    NOT_DUE: "recorded expirations not due in the replay",
-    NOT_TAKEN: "registrations refused by the engine in the replay",
-    CLOCK_FALLS: "rows whose clock went back, moved to the latest instant before",
-    REPEATED_ROWS: "duplicate rows, counted once",
+    run_replay.NOT_DUE: "recorded expirations not due in the replay",
+    run_replay.NOT_TAKEN: "registrations refused by the engine in the replay",
+    run_replay.CLOCK_FALLS: "rows whose clock went back, moved to the latest instant before",
+    run_replay.REPEATED_ROWS: "duplicate rows, counted once",
     REFUSED_EVENTS: "events recorded as refused, left out",
     UNREADABLE: "rows with a word that this version does not know, left out",
     IDLE_EVENTS: "events of partitions on which nothing waits, left out",

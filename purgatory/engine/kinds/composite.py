@@ -12,19 +12,9 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i16, i32, i64
 
+from purgatory.engine import codes
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven
-from purgatory.engine.codes import (
-    COMPOSITE,
-    EXPIRED,
-    FAILED,
-    NONE,
-    PENDING,
-    REQUEST_TIMED_OUT,
-    SATISFIED,
-    SIGNAL_FAILED,
-    UNLESS_REACHED,
-)
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.countdown import Countdown, partition_fault
@@ -131,7 +121,7 @@ class CompositeKind(Countdown):
     """The only kind with both partitions and keys. `items_left` counts the terms that have yet to become true."""
 
     def __init__(self, pending: PendingOperations) -> None:
-        super().__init__(COMPOSITE, pending, answers_mark_of_now=True, names_keys=True)
+        super().__init__(codes.COMPOSITE, pending, answers_mark_of_now=True, names_keys=True)
         self.keys: Final = pending.keys
 
     def mark(self, partition: Partition) -> i64:
@@ -139,9 +129,9 @@ class CompositeKind(Countdown):
 
     def state(self, partition: Partition, required: i64, epoch: i64) -> i64:
         fault = partition_fault(partition, -1)
-        if fault != NONE:
+        if fault != codes.NONE:
             return fault
-        return UNRESOLVED if partition.high_watermark < 0 or partition.high_watermark < required else NONE
+        return UNRESOLVED if partition.high_watermark < 0 or partition.high_watermark < required else codes.NONE
 
     def _state_now(self, is_key: bool, target: i64, required: i64, is_unless: bool) -> i64:
         """NONE if a term is true, UNRESOLVED if it may become so, else why it is lost."""
@@ -149,8 +139,8 @@ class CompositeKind(Countdown):
             key = self.keys.at(target)
             # The failure arm asks only whether the key was signalled: a failed signal is one too.
             if key.failed and not is_unless:
-                return SIGNAL_FAILED
-            return NONE if key.count >= required else UNRESOLVED
+                return codes.SIGNAL_FAILED
+            return codes.NONE if key.count >= required else UNRESOLVED
         return self.state(self.partitions.at(target), required, -1)
 
     def _mark_now(self, is_key: bool, target: i64) -> i64:
@@ -189,8 +179,8 @@ class CompositeKind(Countdown):
             is_unless = place >= terms.unless_from
             state = self._state_now(terms.is_key(place), terms.targets[place], terms.required(place), is_unless)
             if is_unless:
-                failed = failed or state == NONE
-            elif state == NONE:
+                failed = failed or state == codes.NONE
+            elif state == codes.NONE:
                 is_true += 1
             elif state != UNRESOLVED:
                 lost += 1
@@ -198,11 +188,11 @@ class CompositeKind(Countdown):
         spare = terms.unless_from - lost - terms.required_terms
         left = terms.required_terms - is_true
         if timeout_ms > 0 and not failed and spare >= 0 and left > 0:
-            slot = self.pending.admit(owner, COMPOSITE, terms.count, left, operation_id, timeout_ms, now_ms)
+            slot = self.pending.admit(owner, codes.COMPOSITE, terms.count, left, operation_id, timeout_ms, now_ms)
             self._add_terms(terms, slot, spare)
-            return PENDING
+            return codes.PENDING
         self._end_terms_at_once(owner, terms)
-        return FAILED if failed or spare < 0 else EXPIRED if left > 0 else SATISFIED
+        return codes.FAILED if failed or spare < 0 else codes.EXPIRED if left > 0 else codes.SATISFIED
 
     def _add_terms(self, terms: RequestedTerms, slot: i64, spare: i64) -> None:
         """Add the items of an admitted operation."""
@@ -227,7 +217,7 @@ class CompositeKind(Countdown):
 
     def _watch_target(self, is_key: bool, target: i64, item: i64, required: i64) -> None:
         if is_key:
-            self.pending.watch(self.keys.composite_waits(self.keys.at(target)), COMPOSITE, item, required)
+            self.pending.watch(self.keys.composite_waits(self.keys.at(target)), codes.COMPOSITE, item, required)
         else:
             self.watch(self.partitions.at(target), item, required)
 
@@ -260,7 +250,7 @@ class CompositeKind(Countdown):
         if is_key:
             key = self.keys.at(target)
             completions.add_item(key.name, error, required, mark, -1, remaining, pace)
-            if error != REQUEST_TIMED_OUT and key.value:
+            if error != codes.REQUEST_TIMED_OUT and key.value:
                 completions.add_signal_value(key.value)
             self.keys.release(key)
         else:
@@ -289,10 +279,10 @@ class CompositeKind(Countdown):
                 # If one of them is in the failure arm, the operation fails.
                 is_unless = flags & UNLESS != 0
                 error = result_code(self._state_now(is_key, target, required, is_unless), is_unless)
-                failed = failed or error == UNLESS_REACHED
+                failed = failed or error == codes.UNLESS_REACHED
                 before = mark
                 mark = self._mark_now(is_key, target)
-                if outcome == EXPIRED:
+                if outcome == codes.EXPIRED:
                     paced_ms = waited_ms
                     if before < 0 and not is_key and self.partitions.at(target).first_mark >= 0:
                         partition = self.partitions.at(target)
@@ -301,8 +291,12 @@ class CompositeKind(Countdown):
                     if before >= 0 and paced_ms > 0:
                         remaining = remaining_ms(before, mark, required, paced_ms)
                         pace = pace_per_second(before, mark, paced_ms)
-                waits = self.keys.at(target).composite_waits if is_key else self.partitions.at(target).waits[COMPOSITE]
-                self.pending.unwatch(waits, COMPOSITE)
+                waits = (
+                    self.keys.at(target).composite_waits
+                    if is_key
+                    else self.partitions.at(target).waits[codes.COMPOSITE]
+                )
+                self.pending.unwatch(waits, codes.COMPOSITE)
             self._answer(completions, is_key, target, error, required, mark, remaining, pace)
             item = after
         return failed
@@ -312,8 +306,8 @@ class CompositeKind(Countdown):
     def settle(self, item: i64, error: i64, mark: i64, now_ms: i64) -> None:
         items = self.items
         is_unless = i64(items.epoch[item]) & UNLESS != 0
-        if error == NONE and not is_unless:
-            self.pending.resolve(item, NONE, mark, now_ms)
+        if error == codes.NONE and not is_unless:
+            self.pending.resolve(item, codes.NONE, mark, now_ms)
             return
         slot = i64(items.slot[item])
         items.error_code[item] = i16(result_code(error, is_unless))
@@ -321,11 +315,11 @@ class CompositeKind(Countdown):
         self.pending.work_total += 1
         first = i64(self.pending.operations.first_item[slot])
         if is_unless:
-            if error == NONE:
-                self.pending.end(slot, FAILED, now_ms)
+            if error == codes.NONE:
+                self.pending.end(slot, codes.FAILED, now_ms)
                 return
         elif i64(items.epoch[first]) < ONE_SPARE:
-            self.pending.end(slot, FAILED, now_ms)
+            self.pending.end(slot, codes.FAILED, now_ms)
             return
         else:
             items.epoch[first] = i32(i64(items.epoch[first]) - ONE_SPARE)
@@ -341,9 +335,9 @@ class CompositeKind(Countdown):
             if ref < 0:
                 return
             if ref_is_live(ref, self.items.generation):
-                self.pending.popped(waits, COMPOSITE)
-                self.pending.evaluations_by_kind[COMPOSITE] += 1
-                self.settle(ref_item(ref), NONE, key.count, now_ms)
+                self.pending.popped(waits, codes.COMPOSITE)
+                self.pending.evaluations_by_kind[codes.COMPOSITE] += 1
+                self.settle(ref_item(ref), codes.NONE, key.count, now_ms)
 
     def fail_key(self, key: SignalKey, now_ms: i64) -> None:
         """The key was signalled as failed: its terms are lost, and those of failure arms have its count."""
@@ -356,12 +350,12 @@ class CompositeKind(Countdown):
             if not ref_is_live(ref, items.generation):
                 continue
             item = ref_item(ref)
-            self.pending.popped(waits, COMPOSITE)
-            self.pending.evaluations_by_kind[COMPOSITE] += 1
+            self.pending.popped(waits, codes.COMPOSITE)
+            self.pending.evaluations_by_kind[codes.COMPOSITE] += 1
             state = self._state_now(True, key.index, items.required[item], i64(items.epoch[item]) & UNLESS != 0)
             if state == UNRESOLVED:
                 self.pending.work_total += 1
-                self.pending.watch(waits, COMPOSITE, item, items.required[item])
+                self.pending.watch(waits, codes.COMPOSITE, item, items.required[item])
             else:
                 self.settle(item, state, key.count, now_ms)
 
@@ -394,7 +388,7 @@ class CompositeKind(Countdown):
         while item >= 0:
             if i64(self.items.epoch[item]) & UNLESS != 0:
                 unless_count += 1
-            elif i64(self.items.error_code[item]) == NONE:
+            elif i64(self.items.error_code[item]) == codes.NONE:
                 required_terms += 1
             item = i64(self.items.next[item])
         return required_terms, unless_count
@@ -433,5 +427,5 @@ class CompositeKind(Countdown):
 def result_code(state: i64, is_unless: bool) -> i64:
     """The error code that a result has for a term in this state."""
     if state == UNRESOLVED:
-        return REQUEST_TIMED_OUT
-    return UNLESS_REACHED if state == NONE and is_unless else state
+        return codes.REQUEST_TIMED_OUT
+    return codes.UNLESS_REACHED if state == codes.NONE and is_unless else state

@@ -8,20 +8,8 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine import codes
 from purgatory.engine.batches import AsGiven
-from purgatory.engine.codes import (
-    EXPIRED,
-    FAILED,
-    FENCED_LEADER_EPOCH,
-    KAFKA_STORAGE_ERROR,
-    NONE,
-    NOT_LEADER_OR_FOLLOWER,
-    PENDING,
-    REQUEST_TIMED_OUT,
-    SATISFIED,
-    UNKNOWN_LEADER_EPOCH,
-    UNKNOWN_TOPIC_OR_PARTITION,
-)
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.kind import Kind
@@ -40,15 +28,15 @@ def partition_fault(partition: Partition, leader_epoch: i64) -> i64:
 
     The epoch is checked before leadership: a wait with an old epoch is fenced even if the partition has moved.
     """
-    if partition.removed_error_code != NONE:
+    if partition.removed_error_code != codes.NONE:
         return partition.removed_error_code
     if partition.storage_failed:
-        return KAFKA_STORAGE_ERROR
+        return codes.KAFKA_STORAGE_ERROR
     if leader_epoch >= 0 and partition.leader_epoch >= 0 and leader_epoch != partition.leader_epoch:
-        return FENCED_LEADER_EPOCH if partition.leader_epoch > leader_epoch else UNKNOWN_LEADER_EPOCH
+        return codes.FENCED_LEADER_EPOCH if partition.leader_epoch > leader_epoch else codes.UNKNOWN_LEADER_EPOCH
     if not partition.is_leader:
-        return NOT_LEADER_OR_FOLLOWER
-    return NONE
+        return codes.NOT_LEADER_OR_FOLLOWER
+    return codes.NONE
 
 
 class TriedItems:
@@ -120,7 +108,7 @@ class Countdown(Kind):
             partition = self.partitions.get_or_create(columns.partitions[columns.places.at(item)], owner.usage)
             required, epoch = columns.offsets.at(item), columns.leader_epochs.at(item)
             error = columns.local_error_codes.at(item)
-            if error == NONE:
+            if error == codes.NONE:
                 self.try_item(tried, partition, required, epoch)
             else:
                 tried.add(partition, required, self.mark_told(partition, error), epoch, error)
@@ -140,7 +128,7 @@ class Countdown(Kind):
             )
             if error == UNRESOLVED:
                 self.watch(partition, last, required)
-        return PENDING
+        return codes.PENDING
 
     def watch(self, partition: Partition, item: i64, required: i64) -> None:
         """Watch for an unresolved item."""
@@ -150,13 +138,13 @@ class Countdown(Kind):
         completions = self.pending.completions_of(owner)
         # With a timeout of 0 an operation that still has to wait expires, even if some of its items have failed: like
         # any other expired wait.
-        outcome = EXPIRED if tried.left > 0 else SATISFIED
+        outcome = codes.EXPIRED if tried.left > 0 else codes.SATISFIED
         for place, partition in enumerate(tried.partitions):
             error = tried.errors[place]
             if error == UNRESOLVED:
-                error = REQUEST_TIMED_OUT
-            elif error != NONE and outcome == SATISFIED:
-                outcome = FAILED
+                error = codes.REQUEST_TIMED_OUT
+            elif error != codes.NONE and outcome == codes.SATISFIED:
+                outcome = codes.FAILED
             completions.add_item(
                 partition.name, error, tried.required[place], tried.marks[place], partition.log_start_offset, -1, -1.0
             )
@@ -182,11 +170,11 @@ class Countdown(Kind):
             reached = mark
             items.release(item)
             if error == UNRESOLVED:
-                error = REQUEST_TIMED_OUT
+                error = codes.REQUEST_TIMED_OUT
                 current = self.mark(partition)
                 if self.answers_mark_of_now:
                     reached = current
-                if outcome == EXPIRED:
+                if outcome == codes.EXPIRED:
                     paced_ms = waited_ms
                     if mark < 0 and self.answers_mark_of_now and partition.first_mark >= 0:
                         # It was not known at the registration.
@@ -196,7 +184,7 @@ class Countdown(Kind):
                         remaining = remaining_ms(mark, current, self.threshold(partition, required), paced_ms)
                         pace = pace_per_second(mark, current, paced_ms)
                 self.pending.unwatch(partition.waits_of(self.code), self.code)
-            elif error != NONE:
+            elif error != codes.NONE:
                 failed = True
             completions.add_item(partition.name, error, required, reached, partition.log_start_offset, remaining, pace)
             self.partitions.release(partition)
@@ -273,6 +261,6 @@ class Countdown(Kind):
         if saved.error_codes[item] != UNRESOLVED and removed == 0 and self.partitions.get(name) is None:
             # The partition was removed after this item was resolved; it is only named here and must not be created
             # again.
-            removed = UNKNOWN_TOPIC_OR_PARTITION
+            removed = codes.UNKNOWN_TOPIC_OR_PARTITION
             log_start = 0
         return self.partitions.mention_again(name, removed, log_start)

@@ -8,19 +8,9 @@ from typing import Final, final
 
 from mypy_extensions import i16, i32, i64
 
+from purgatory.engine import codes
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven
-from purgatory.engine.codes import (
-    EXPIRED,
-    FAILED,
-    HEARTBEAT_MISSED,
-    NONE,
-    PENDING,
-    REQUEST_TIMED_OUT,
-    SATISFIED,
-    SIGNAL,
-    SIGNAL_FAILED,
-)
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.kind import Kind
@@ -41,19 +31,19 @@ NEVER_MS: Final[i64] = 2**62
 def state_of(key: SignalKey, required: i64) -> i64:
     """The error code of a key that must reach a count; UNRESOLVED while it has to be waited for."""
     if key.failed:
-        return SIGNAL_FAILED
-    return NONE if key.count >= required else UNRESOLVED
+        return codes.SIGNAL_FAILED
+    return codes.NONE if key.count >= required else UNRESOLVED
 
 
 def outcome_of(keys: i64, left: i64, failed: i64, any_key: bool) -> i64:
     """The outcome of an operation of which `left` keys are not reached and `failed` can no longer be; else PENDING."""
     if any_key:
         if left + failed < keys:
-            return SATISFIED
-        return FAILED if left == 0 else PENDING
+            return codes.SATISFIED
+        return codes.FAILED if left == 0 else codes.PENDING
     if failed > 0:
-        return FAILED
-    return SATISFIED if left == 0 else PENDING
+        return codes.FAILED
+    return codes.SATISFIED if left == 0 else codes.PENDING
 
 
 @final
@@ -61,7 +51,7 @@ class SignalKind(Kind):
     """The only kind whose targets are keys. A key is watched at the count that it must reach."""
 
     def __init__(self, pending: PendingOperations) -> None:
-        super().__init__(SIGNAL, pending.partitions, pending.items, names_keys=True)
+        super().__init__(codes.SIGNAL, pending.partitions, pending.items, names_keys=True)
         self.pending: Final = pending
         self.keys: Final = pending.keys
 
@@ -87,9 +77,9 @@ class SignalKind(Kind):
         pending = self.pending
         timeout_ms = columns.timeouts_ms.at(row)
         outcome = outcome_of(len(held), left, failed, any_key)
-        if outcome != PENDING or timeout_ms == 0:
-            if outcome == PENDING:
-                outcome = EXPIRED
+        if outcome != codes.PENDING or timeout_ms == 0:
+            if outcome == codes.PENDING:
+                outcome = codes.EXPIRED
             self._end_at_once(owner, held, required)
             return outcome
         # With `any` the first key to be resolved brings `items_left` to 0; other items stay unresolved and answer 7.
@@ -97,17 +87,17 @@ class SignalKind(Kind):
         # failure would take the square of their number.
         spare: i64 = left - 1 if any_key else 0
         left -= spare
-        slot = pending.admit(owner, SIGNAL, len(held), left, operation_id, timeout_ms, now_ms)
+        slot = pending.admit(owner, codes.SIGNAL, len(held), left, operation_id, timeout_ms, now_ms)
         item: i64 = -1
         for place, key in enumerate(held):
             error = state_of(key, required[place])
             item = pending.add_item(slot, item, key.index, required[place], key.count, -1 if place else spare, error)
             if error == UNRESOLVED:
-                pending.watch(key.waits, SIGNAL, item, required[place])
+                pending.watch(key.waits, codes.SIGNAL, item, required[place])
         heartbeat_timeout_ms = columns.column("heartbeat_timeout_ms").at(row)
         if heartbeat_timeout_ms > 0:
             pending.require_heartbeat(slot, heartbeat_timeout_ms, now_ms)
-        return PENDING
+        return codes.PENDING
 
     def _end_at_once(self, owner: Owner, held: list[SignalKey], required: list[i64]) -> None:
         completions = self.pending.completions_of(owner)
@@ -129,7 +119,7 @@ class SignalKind(Kind):
         """Add the result of one key, with its value unless the key is still waited for."""
         is_resolved = error != UNRESOLVED
         if not is_resolved:
-            error = REQUEST_TIMED_OUT
+            error = codes.REQUEST_TIMED_OUT
         completions.add_item(key.name, error, required, reached, -1, remaining, pace)
         if is_resolved and key.value:
             completions.add_signal_value(key.value)
@@ -150,10 +140,10 @@ class SignalKind(Kind):
             items.release(item)
             if error == UNRESOLVED:
                 reached = key.count
-                if outcome == EXPIRED:
+                if outcome == codes.EXPIRED:
                     remaining = remaining_ms(mark, key.count, required, waited_ms)
                     pace = pace_per_second(mark, key.count, waited_ms)
-                self.pending.unwatch(key.waits, SIGNAL)
+                self.pending.unwatch(key.waits, codes.SIGNAL)
             self._add_item(completions, key, error, required, reached, remaining, pace)
             self.keys.release(key)
             item = after
@@ -168,9 +158,9 @@ class SignalKind(Kind):
             if ref < 0:
                 return
             if ref_is_live(ref, items.generation):
-                self.pending.popped(key.waits, SIGNAL)
-                self.pending.evaluations_by_kind[SIGNAL] += 1
-                self.pending.resolve(ref_item(ref), NONE, key.count, now_ms)
+                self.pending.popped(key.waits, codes.SIGNAL)
+                self.pending.evaluations_by_kind[codes.SIGNAL] += 1
+                self.pending.resolve(ref_item(ref), codes.NONE, key.count, now_ms)
 
     def fail_key(self, key: SignalKey, now_ms: i64) -> None:
         """Fail what needs the key, after it was signalled as failed."""
@@ -178,19 +168,19 @@ class SignalKind(Kind):
         for ref in key.waits.drain():
             # Checked entry by entry: an operation may end with an earlier one.
             if ref_is_live(ref, items.generation):
-                self.pending.popped(key.waits, SIGNAL)
-                self.pending.evaluations_by_kind[SIGNAL] += 1
+                self.pending.popped(key.waits, codes.SIGNAL)
+                self.pending.evaluations_by_kind[codes.SIGNAL] += 1
                 self._fail_item(ref_item(ref), key.count, now_ms)
 
     def _fail_item(self, item: i64, mark: i64, now_ms: i64) -> None:
         pending = self.pending
         slot = i64(pending.items.slot[item])
         pending.work_total += 1
-        pending.items.error_code[item] = i16(SIGNAL_FAILED)
+        pending.items.error_code[item] = i16(codes.SIGNAL_FAILED)
         pending.items.mark[item] = mark
         spare = self.spare(slot)
         if spare == 0:
-            pending.end(slot, FAILED, now_ms)
+            pending.end(slot, codes.FAILED, now_ms)
         else:
             pending.items.epoch[i64(pending.operations.first_item[slot])] = i32(spare - 1)
             pending.note_progress(slot)
@@ -218,7 +208,7 @@ class SignalKind(Kind):
             return False
         # A late caller finds both over: the earlier one decides.
         if deadline_ms <= silent_ms:
-            pending.end(slot, EXPIRED, now_ms)
+            pending.end(slot, codes.EXPIRED, now_ms)
             return True
         silent: list[bool] = []
         item = i64(pending.operations.first_item[slot])
@@ -226,7 +216,7 @@ class SignalKind(Kind):
             is_unresolved = i64(self.items.error_code[item]) == UNRESOLVED
             silent.append(is_unresolved and self._item_silent_at_ms(slot, item) <= now_ms)
             item = i64(self.items.next[item])
-        pending.fail(slot, HEARTBEAT_MISSED, silent, now_ms)
+        pending.fail(slot, codes.HEARTBEAT_MISSED, silent, now_ms)
         return True
 
     def _silent_at_ms(self, slot: i64) -> i64:
@@ -279,6 +269,6 @@ class SignalKind(Kind):
             last = self.pending.add_item(slot, last, key.index, required, saved.marks[item], -1, error)
             if error == UNRESOLVED:
                 spare += 1
-                self.pending.watch(key.waits, SIGNAL, last, required)
+                self.pending.watch(key.waits, codes.SIGNAL, last, required)
         self.items.epoch[i64(self.pending.operations.first_item[slot])] = i32(spare)
         return False

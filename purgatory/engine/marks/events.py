@@ -8,28 +8,9 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine import codes
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven, EventBatch, Receipt, Refusal
-from purgatory.engine.codes import (
-    EVENT_NAMES,
-    FENCED_LEADER_EPOCH,
-    FOLLOWER_PROGRESS,
-    HIGH_WATERMARK,
-    IN_SYNC_REPLICAS,
-    INVALID_ARGUMENT,
-    KEY_SIGNALLED,
-    LAST_STABLE_OFFSET,
-    LEADER_APPEND,
-    LEADERSHIP,
-    LOG_START_OFFSET,
-    NOT_LEADER_OR_FOLLOWER,
-    OFFSET_MAX,
-    PARTITION_REMOVED,
-    REPLICA_STATE,
-    STORAGE_FAILED,
-    TRUNCATION,
-    UNKNOWN_TOPIC_OR_PARTITION,
-)
 from purgatory.engine.columns import value_at
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.event_checks import NO_SETS, POSITION_MAX, Event, EventChecks, Fault, check_columns
@@ -107,7 +88,9 @@ class Events:
         """
         kind = batch.types[row]
         place = value_at(batch.item_indexes, row, 0)
-        if kind in (HIGH_WATERMARK, LEADER_APPEND, FOLLOWER_PROGRESS) and 0 <= place < len(batch.partitions):
+        if kind in (codes.HIGH_WATERMARK, codes.LEADER_APPEND, codes.FOLLOWER_PROGRESS) and 0 <= place < len(
+            batch.partitions
+        ):
             partition = known.at(place)
             if partition is not None and self._apply_plain(batch, kind, row, partition, now_ms, receipt):
                 return
@@ -118,12 +101,12 @@ class Events:
     def _apply_any(
         self, batch: EventBatch, kind: int, row: int, place: int, now_ms: i64, receipt: Receipt
     ) -> Fault | None:
-        names = len(batch.keys) if kind == KEY_SIGNALLED else len(batch.partitions)
-        if kind not in EVENT_NAMES:
-            return Fault(INVALID_ARGUMENT, "event", f"type {kind} is not known; set one event")
+        names = len(batch.keys) if kind == codes.KEY_SIGNALLED else len(batch.partitions)
+        if kind not in codes.EVENT_NAMES:
+            return Fault(codes.INVALID_ARGUMENT, "event", f"type {kind} is not known; set one event")
         if not 0 <= place < names:
-            return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
-        if kind == KEY_SIGNALLED:
+            return Fault(codes.INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
+        if kind == codes.KEY_SIGNALLED:
             return self._signals.apply(batch, row, batch.keys[place], now_ms, self._account, self.checks.is_full)
         return self._apply_event(batch.partitions[place], Event(batch, row), now_ms, receipt)
 
@@ -137,16 +120,16 @@ class Events:
         offset = value_at(batch.offsets, row, -1)
         # Values are still Python integers here. They are range-checked before a call converts them to i64, which raises
         # for a larger one.
-        if partition.storage_failed or not 0 <= offset < OFFSET_MAX:
+        if partition.storage_failed or not 0 <= offset < codes.OFFSET_MAX:
             return False
         epoch = value_at(batch.leader_epochs, row, -1)
         # A newer epoch has to re-evaluate all waits first, and an older one is refused: both need the full path.
         if epoch not in (-1, partition.leader_epoch):
             return False
-        if kind == HIGH_WATERMARK:
+        if kind == codes.HIGH_WATERMARK:
             self.partitions.announce(partition)
             changed = self._high_watermark(partition, offset, now_ms)
-        elif kind == LEADER_APPEND:
+        elif kind == codes.LEADER_APPEND:
             segment = value_at(batch.segment_base_offsets, row, -1)
             position = value_at(batch.byte_positions, row, -1)
             if not (-1 <= segment <= offset and -1 <= position < POSITION_MAX):
@@ -165,7 +148,7 @@ class Events:
             # Creating a replica is subject to limits and memory.
             if replica_id not in partition.replicas or replica_id == partition.leader_id:
                 return False
-            if not -1 <= log_start < OFFSET_MAX:
+            if not -1 <= log_start < codes.OFFSET_MAX:
                 return False
             self.partitions.announce(partition)
             changed = self._follower_progress(partition, replica_id, offset, log_start, now_ms)
@@ -178,7 +161,7 @@ class Events:
     def _apply_event(self, name: AsGiven, event: Event, now_ms: i64, receipt: Receipt) -> Fault | None:
         said = partition_fault(name, self.limits.topic_length_max)
         if said:
-            return Fault(INVALID_ARGUMENT, "topic_partition", said)
+            return Fault(codes.INVALID_ARGUMENT, "topic_partition", said)
         partition = self.partitions.get(name)
         if event.sets is not NO_SETS:
             sets = event.sets
@@ -186,11 +169,11 @@ class Events:
             self.wakeups.pending.work_total += len(sets.replicas) + len(sets.in_sync) + len(sets.proposed)
         fault = self.checks.fault(name, partition, len(self.partitions.by_name), event, self._account)
         if fault is not None:
-            if partition is not None and fault.error_code == FENCED_LEADER_EPOCH:
+            if partition is not None and fault.error_code == codes.FENCED_LEADER_EPOCH:
                 partition.stale_events += 1
             return fault
         if partition is None:
-            if event.kind == PARTITION_REMOVED:
+            if event.kind == codes.PARTITION_REMOVED:
                 receipt.unchanged += 1
                 return None
             partition = self.partitions.make(name, self._account)
@@ -213,7 +196,7 @@ class Events:
     def _take_newer_epoch(self, partition: Partition, event: Event, now_ms: i64) -> bool:
         """Take over the newer epoch of an event. The role and the state of the replicas are kept."""
         # A leadership event sets the epoch itself, together with the role; a removal does not need it.
-        if event.leader_epoch <= partition.leader_epoch or event.kind in (LEADERSHIP, PARTITION_REMOVED):
+        if event.leader_epoch <= partition.leader_epoch or event.kind in (codes.LEADERSHIP, codes.PARTITION_REMOVED):
             return False
         partition.take_epoch(event.leader_epoch)
         # Before the event itself is applied: fenced waits are answered with the marks before it.
@@ -222,27 +205,27 @@ class Events:
 
     def _change(self, partition: Partition, event: Event, now_ms: i64) -> bool:
         kind = event.kind
-        if kind == HIGH_WATERMARK:
+        if kind == codes.HIGH_WATERMARK:
             return self._high_watermark(partition, event.offset, now_ms)
-        if kind == LEADER_APPEND:
+        if kind == codes.LEADER_APPEND:
             return self._leader_append(partition, event.offset, event.segment_base_offset, event.byte_position, now_ms)
-        if kind == FOLLOWER_PROGRESS:
+        if kind == codes.FOLLOWER_PROGRESS:
             return self._follower_progress(partition, event.replica_id, event.offset, event.log_start_offset, now_ms)
-        if kind == LAST_STABLE_OFFSET:
+        if kind == codes.LAST_STABLE_OFFSET:
             return self._last_stable_offset(partition, event.offset, now_ms)
-        if kind == LOG_START_OFFSET:
+        if kind == codes.LOG_START_OFFSET:
             return self._log_start(partition, event.offset, now_ms)
-        if kind == IN_SYNC_REPLICAS:
+        if kind == codes.IN_SYNC_REPLICAS:
             return self._in_sync_replicas(partition, event, now_ms)
-        if kind == LEADERSHIP:
+        if kind == codes.LEADERSHIP:
             return self._leadership(partition, event, now_ms)
-        if kind == REPLICA_STATE:
+        if kind == codes.REPLICA_STATE:
             return self._replica_state(partition, event, now_ms)
-        if kind == TRUNCATION:
+        if kind == codes.TRUNCATION:
             return self._truncation(partition, event.offset, now_ms)
-        if kind == PARTITION_REMOVED:
+        if kind == codes.PARTITION_REMOVED:
             return self._removed(partition, event.flags & MOVED != 0, now_ms)
-        return self._storage(partition, kind == STORAGE_FAILED, now_ms)
+        return self._storage(partition, kind == codes.STORAGE_FAILED, now_ms)
 
     def _settle(self, partition: Partition, now_ms: i64, fetches_first: bool) -> None:
         """Let the high watermark follow the replicas, then wake."""
@@ -369,7 +352,7 @@ class Events:
     def _removed(self, partition: Partition, moved: bool, now_ms: i64) -> bool:
         # Hold the partition: otherwise the last wait that ends would free its index while it is being visited.
         self.partitions.hold(partition)
-        self.partitions.forget(partition, NOT_LEADER_OR_FOLLOWER if moved else UNKNOWN_TOPIC_OR_PARTITION)
+        self.partitions.forget(partition, codes.NOT_LEADER_OR_FOLLOWER if moved else codes.UNKNOWN_TOPIC_OR_PARTITION)
         self.wakeups.reevaluate(partition, now_ms)
         self.partitions.release(partition)
         return True

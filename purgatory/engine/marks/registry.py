@@ -4,21 +4,12 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine import memory_estimate
 from purgatory.engine.account_usage import LONG_AGO_MS, AccountUsage
 from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import NONE, OFFSET_MAX, UNKNOWN_TOPIC_OR_PARTITION
 from purgatory.engine.marks.idle_keys import IdleKeys
 from purgatory.engine.marks.partition import Partition
-from purgatory.engine.memory_estimate import (
-    EPOCH_BYTES,
-    KEY_BYTES,
-    PARTITION_BYTES,
-    POSITION_BYTES,
-    REPLICA_BYTES,
-    VALUE_BYTES,
-    WATCH_LIST_BYTES,
-    name_bytes,
-)
 from purgatory.engine.waiting.watches import WatchList
 
 __all__ = ["NamedPartitions", "Partitions", "SignalKey", "SignalKeys"]
@@ -110,7 +101,7 @@ class Partitions:
         # (`release`).
         index = self._free.pop() if self._free else len(self.by_index)
         partition = Partition(name, index, account)
-        self._count_bytes(partition, PARTITION_BYTES + name_bytes(name))
+        self._count_bytes(partition, memory_estimate.PARTITION_BYTES + memory_estimate.name_bytes(name))
         if index == len(self.by_index):
             self.by_index.append(partition)
         else:
@@ -121,10 +112,10 @@ class Partitions:
         """Recount the bytes of a partition. Call when replicas, epochs or positions may have been added or dropped."""
         if self.by_index[partition.index] is not partition:
             return  # the event has removed it
-        held = PARTITION_BYTES + name_bytes(partition.name)
-        held += len(partition.replicas) * REPLICA_BYTES
-        held += len(partition.epochs.epochs) * EPOCH_BYTES
-        held += len(partition.positions) * POSITION_BYTES
+        held = memory_estimate.PARTITION_BYTES + memory_estimate.name_bytes(partition.name)
+        held += len(partition.replicas) * memory_estimate.REPLICA_BYTES
+        held += len(partition.epochs.epochs) * memory_estimate.EPOCH_BYTES
+        held += len(partition.positions) * memory_estimate.POSITION_BYTES
         self._count_bytes(partition, held)
 
     def _count_bytes(self, partition: Partition, held: i64) -> None:
@@ -236,7 +227,7 @@ class SignalKey:
         """Usage of the account that signalled last; None: none since this engine was created."""
         self.composite_waits: WatchList | None = None
         """Terms of composites; see `SignalKeys.composite_waits`."""
-        self.bytes: i64 = KEY_BYTES + name_bytes(self.name)
+        self.bytes: i64 = memory_estimate.KEY_BYTES + memory_estimate.name_bytes(self.name)
 
     def watched(self) -> i64:
         """Watch entries of pending operations."""
@@ -329,13 +320,13 @@ class SignalKeys:
         self._value_bytes += length
         account.value_bytes += length
         signal_key.value = value
-        signal_key.bytes += VALUE_BYTES + length
-        self.bytes += VALUE_BYTES + length
+        signal_key.bytes += memory_estimate.VALUE_BYTES + length
+        self.bytes += memory_estimate.VALUE_BYTES + length
         if signal_key.references > 0:
             self._hold_value(signal_key, length)
-            signal_key.holder.name_bytes += VALUE_BYTES + length
+            signal_key.holder.name_bytes += memory_estimate.VALUE_BYTES + length
         else:
-            account.name_bytes += VALUE_BYTES + length
+            account.name_bytes += memory_estimate.VALUE_BYTES + length
             idle.add(account, signal_key.key, length)
 
     def drop_value(self, signal_key: SignalKey) -> None:
@@ -343,13 +334,13 @@ class SignalKeys:
         length, account = i64(len(signal_key.value)), signal_key.account
         self._value_bytes -= length
         account.value_bytes -= length
-        signal_key.bytes -= VALUE_BYTES + length
-        self.bytes -= VALUE_BYTES + length
+        signal_key.bytes -= memory_estimate.VALUE_BYTES + length
+        self.bytes -= memory_estimate.VALUE_BYTES + length
         if signal_key.references > 0:
             self._hold_value(signal_key, -length)
-            signal_key.holder.name_bytes -= VALUE_BYTES + length
+            signal_key.holder.name_bytes -= memory_estimate.VALUE_BYTES + length
         else:
-            account.name_bytes -= VALUE_BYTES + length
+            account.name_bytes -= memory_estimate.VALUE_BYTES + length
             self._idle_with_value.remove(account, signal_key.key, length)
         signal_key.value = NO_VALUE
 
@@ -371,9 +362,9 @@ class SignalKeys:
         waits = signal_key.composite_waits
         if waits is None:
             waits = signal_key.composite_waits = WatchList()
-            signal_key.bytes += WATCH_LIST_BYTES
-            signal_key.holder.name_bytes += WATCH_LIST_BYTES
-            self.bytes += WATCH_LIST_BYTES
+            signal_key.bytes += memory_estimate.WATCH_LIST_BYTES
+            signal_key.holder.name_bytes += memory_estimate.WATCH_LIST_BYTES
+            self.bytes += memory_estimate.WATCH_LIST_BYTES
         return waits
 
     def oldest_first(self) -> list[SignalKey]:

@@ -9,17 +9,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i16, i32, i64
 
-from purgatory.engine.codes import (
-    DELETE_RECORDS,
-    EXPIRED,
-    FAILED,
-    FETCH,
-    KINDS,
-    NONE,
-    PRODUCE,
-    REQUEST_TIMED_OUT,
-    SATISFIED,
-)
+from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.marks.registry import Partitions, SignalKeys
@@ -72,10 +62,10 @@ class PendingOperations:
         self.ended_total: i64 = 0
         self.work_total: i64 = 0
         """Units of work, by which slices are limited. See `Engine` for their definition."""
-        self.pending_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
-        self.watched_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
-        self.evaluations_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
-        self.ended: Final = vec[i64]([0] * ((len(KINDS) + 1) * OUTCOMES_MAX))
+        self.pending_by_kind: Final = vec[i64]([0] * (len(codes.KINDS) + 1))
+        self.watched_by_kind: Final = vec[i64]([0] * (len(codes.KINDS) + 1))
+        self.evaluations_by_kind: Final = vec[i64]([0] * (len(codes.KINDS) + 1))
+        self.ended: Final = vec[i64]([0] * ((len(codes.KINDS) + 1) * OUTCOMES_MAX))
         self._ready: list[Completions] = []
         self.paused_ms: i64 = 0
         """Total length of the pauses: see `calls.Pause`."""
@@ -179,7 +169,7 @@ class PendingOperations:
         left = i64(self.operations.items_left[slot]) - 1
         self.operations.items_left[slot] = i32(left)
         if left == 0:
-            self.end(slot, SATISFIED, now_ms)
+            self.end(slot, codes.SATISFIED, now_ms)
         # Only for a listener that takes the list after each call, such as the journal: otherwise it would grow without
         # bound.
         elif self.notes_progress:
@@ -194,12 +184,12 @@ class PendingOperations:
         """The timers of these slots fired. Returns how many have ended: with a heartbeat, the operation may go on."""
         if not self.heartbeats:
             for slot in fired:
-                self.end(slot, EXPIRED, now_ms)
+                self.end(slot, codes.EXPIRED, now_ms)
             return len(fired)
         ended = 0
         for slot in fired:
             if slot not in self.heartbeats:
-                self.end(slot, EXPIRED, now_ms)
+                self.end(slot, codes.EXPIRED, now_ms)
                 ended += 1
             elif self.kinds[i64(self.operations.kind[slot])].on_timer(slot, now_ms):
                 ended += 1
@@ -213,12 +203,12 @@ class PendingOperations:
         owner = self.owners[i64(self.operations.owner_id[slot])]
         assert owner is not None, f"slot {slot} has no owner"
         # A fetch that ends early answers with what it has read, so its unreached partitions have no error.
-        not_reached: i64 = NONE if i64(self.operations.kind[slot]) == FETCH else REQUEST_TIMED_OUT
+        not_reached: i64 = codes.NONE if i64(self.operations.kind[slot]) == codes.FETCH else codes.REQUEST_TIMED_OUT
         # Taken before `end`, which appends to the same object; the new rows are corrected afterwards, so `build_result`
         # of a kind does not have to know about these errors.
         completions = self.completions_of(owner)
         item = completions.items
-        self.end(slot, FAILED, now_ms)
+        self.end(slot, codes.FAILED, now_ms)
         for is_cause in causes:
             if is_cause and completions.error_codes[item] == not_reached:
                 completions.error_codes[item] = error_code
@@ -234,7 +224,7 @@ class PendingOperations:
         waited_ms = now_ms - self.operations.registered_ms[slot]
         lateness_ms: i64 = 0
         # An expired slot has already left the wheel; all other outcomes must remove it.
-        if outcome == EXPIRED:
+        if outcome == codes.EXPIRED:
             deadline_ms = self.deadline_ms(slot) if self.heartbeats else self.wheel.deadline_ms(slot)
             lateness_ms = now_ms - deadline_ms
             assert lateness_ms >= 0, f"operation {self.operations.operation_id[slot]} expired {-lateness_ms} ms early"
@@ -243,8 +233,8 @@ class PendingOperations:
         completions = self.completions_of(owner)
         items_before = completions.items
         failed = self.kinds[kind].build_result(slot, outcome, waited_ms, completions)
-        if outcome == SATISFIED and failed:
-            outcome = FAILED
+        if outcome == codes.SATISFIED and failed:
+            outcome = codes.FAILED
         # Counted by what `build_result` has written, because the rows of the items are released by now.
         item_count = completions.items - items_before
         completions.add_operation(self.operations.operation_id[slot], kind, outcome, waited_ms, lateness_ms, item_count)
@@ -331,7 +321,7 @@ class PendingOperations:
     def check(self) -> None:
         """Assert that tables, owners, accounts and counters agree. Visits every row: for simulators and tests only."""
         operations = self.operations
-        by_kind = [0] * (len(KINDS) + 1)
+        by_kind = [0] * (len(codes.KINDS) + 1)
         by_owner = [0] * len(self.owners)
         items_by_owner = [0] * len(self.owners)
         for slot in range(int(operations.size)):
@@ -371,7 +361,7 @@ class PendingOperations:
         assert count > 0, f"slot {slot} has no items"
         left = int(self.operations.items_left[slot])
         # Fetches end on a number of bytes, so they do not count resolved items.
-        if kind in (PRODUCE, DELETE_RECORDS):
+        if kind in (codes.PRODUCE, codes.DELETE_RECORDS):
             assert unresolved == left > 0, f"slot {slot} waits for {unresolved} items and counts {left}"
         self.kinds[kind].check(slot)
         return count

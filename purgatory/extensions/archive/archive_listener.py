@@ -16,21 +16,8 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from purgatory import __version__, sizes
-from purgatory.engine import codes
+from purgatory.engine import calls, codes
 from purgatory.engine.batches import Refusal
-from purgatory.engine.calls import (
-    Apply,
-    Call,
-    Cancel,
-    CancelAll,
-    CancelName,
-    Extend,
-    FailStale,
-    PassTime,
-    Pause,
-    Register,
-    ShutDown,
-)
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.snapshots import Snapshots
 from purgatory.extensions.archive import vocabulary
@@ -168,36 +155,36 @@ class ArchiveListener(Listener):
         receipt, now_ms, session = event.receipt, event.now_ms, event.session
         number = NO_SESSION.session_number if session is None else session.number
         match event.call:
-            case Register(kind=kind, batch=batch):
+            case calls.Register(kind=kind, batch=batch):
                 if len(batch.operation_ids) > receipt.already_known:
                     call, whose = self._begin(now_ms), registrant_of(session, event.principal)
                     default_ms = self._timeout_ms_default
                     self._add(
                         vocabulary.REGISTRATIONS, registration_records, call, whose, kind, batch, receipt, default_ms
                     )
-            case Apply(batch=events, start=start):
+            case calls.Apply(batch=events, start=start):
                 if receipt.next_index > start:
                     call, whose = self._begin(now_ms), registrant_of(None, event.principal)
                     self._add(vocabulary.EVENTS, event_records, call, whose, events, start, receipt)
-            case PassTime():
+            case calls.PassTime():
                 # The call itself has no row, only the outcomes have.
                 if receipt.ended:
                     self._begin(now_ms)
-            case Cancel(operation_ids=ids):
+            case calls.Cancel(operation_ids=ids):
                 # A call of Wait that ends cancels what is left of it, which is nothing most of the time.
                 if session is not None or receipt.ended:
                     ids = [min(one, vocabulary.INT64_MAX) for one in ids[: len(receipt.were_pending)]]
                     self._add_call(event, session_number=number, operation_ids=ids)
-            case CancelAll():
+            case calls.CancelAll():
                 assert session is not None, "unary waits are cancelled by id"
                 if receipt.ended or not session.dropped:
                     self._add_call(event, session_number=number)
-            case CancelName(name=(topic, partition)):
+            case calls.CancelName(name=(topic, partition)):
                 self._add_call(event, topic=topic, partition=partition)
-            case Extend(operation_ids=ids, timeout_ms=timeout_ms):
+            case calls.Extend(operation_ids=ids, timeout_ms=timeout_ms):
                 if extended := list(compress(ids, receipt.were_pending)):
                     self._add_call(event, session_number=number, operation_ids=extended, timeout_ms=timeout_ms)
-            case FailStale(operation_ids=ids, stale=stale):
+            case calls.FailStale(operation_ids=ids, stale=stale):
                 # A row for each stale partition. Only the first has the operations, so that they are counted once.
                 stamp, ids, ended = self._begin(now_ms), ids[: len(receipt.were_pending)], receipt.ended
                 for topic, partition in sorted(stale):
@@ -206,10 +193,10 @@ class ArchiveListener(Listener):
                         operation_ids=ids,
                     )  # fmt: skip
                     ids, ended = [], 0
-            case ShutDown():
+            case calls.ShutDown():
                 if receipt.ended:
                     self._add_call(event)
-            case Pause(pause_ms=pause_ms):
+            case calls.Pause(pause_ms=pause_ms):
                 if not receipt.unchanged:
                     self._add_call(event, timeout_ms=pause_ms)
 
@@ -301,7 +288,7 @@ class ArchiveListener(Listener):
     def _add_call(self, event: Called, **values: object) -> None:
         self._add_row(self._begin(event.now_ms), event.call, event.receipt.ended, **values)
 
-    def _add_row(self, stamp: CallStamp, call: Call, ended: int, **values: object) -> None:
+    def _add_row(self, stamp: CallStamp, call: calls.Call, ended: int, **values: object) -> None:
         name = vocabulary.CALL_NAMES[type(call)]
         self._records.append(row_record(vocabulary.CALLS, stamp, call=name, ended=ended, **values))
 

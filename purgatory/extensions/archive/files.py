@@ -25,19 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from purgatory.extensions.archive.layout import (
-    CHECKSUMS_KEY,
-    FILE_NUMBER_KEY,
-    RUN_KEY,
-    TABLE_KEY,
-    UNSEALED,
-    VERSION_KEY,
-    WRITING,
-    file_name,
-    folder,
-    sealed,
-    unfinished_path,
-)
+from purgatory.extensions.archive import layout
 from purgatory.extensions.archive.rows import plain
 from purgatory.extensions.archive.schema import SCHEMAS, VERSION
 from purgatory.extensions.archive.table_columns import DELTA, FEW_VALUES, TABLE_COLUMNS, WORD
@@ -67,8 +55,8 @@ def open_archive(place: str) -> tuple[fs.FileSystem, str]:
             filesystem, root = fs.FileSystem.from_uri(place)
         else:
             filesystem, root = fs.LocalFileSystem(), str(Path(place).absolute())
-        filesystem.create_dir(f"{root}/{WRITING}", recursive=True)
-        probe = f"{root}/{WRITING}/{secrets.token_hex(8)}.probe"
+        filesystem.create_dir(f"{root}/{layout.WRITING}", recursive=True)
+        probe = f"{root}/{layout.WRITING}/{secrets.token_hex(8)}.probe"
         with filesystem.open_output_stream(probe) as stream:
             stream.write(b"purgatory")
         filesystem.delete_file(probe)
@@ -84,9 +72,9 @@ class TableFile:
     def __init__(self, table: str, run_id: str, number: int, hour: int) -> None:
         self.table: Final = table
         self.hour: Final = hour
-        self.name: Final = file_name(run_id, number)
-        self.folder: Final = folder(table, datetime.fromtimestamp(hour * HOUR_MS / 1_000, UTC))
-        self.unfinished_path: Final = unfinished_path(table, run_id, number)
+        self.name: Final = layout.file_name(run_id, number)
+        self.folder: Final = layout.folder(table, datetime.fromtimestamp(hour * HOUR_MS / 1_000, UTC))
+        self.unfinished_path: Final = layout.unfinished_path(table, run_id, number)
         self.rows = 0
         self.content: bytes
         self.is_written = False
@@ -95,11 +83,11 @@ class TableFile:
         self._waiting_rows = 0
         self._sink: Final = pa.BufferOutputStream()
         metadata = {
-            VERSION_KEY: str(VERSION).encode(),
-            TABLE_KEY: table.encode(),
-            RUN_KEY: run_id.encode(),
-            FILE_NUMBER_KEY: str(number).encode(),
-            CHECKSUMS_KEY: UNSEALED,
+            layout.VERSION_KEY: str(VERSION).encode(),
+            layout.TABLE_KEY: table.encode(),
+            layout.RUN_KEY: run_id.encode(),
+            layout.FILE_NUMBER_KEY: str(number).encode(),
+            layout.CHECKSUMS_KEY: layout.UNSEALED,
         }
         columns = TABLE_COLUMNS[table]
         fields = zip(SCHEMAS[table], columns, strict=True)
@@ -132,7 +120,7 @@ class TableFile:
         if self._waiting:
             self._encode()
         self._writer.close()
-        self.content = sealed(self._sink.getvalue().to_pybytes())
+        self.content = layout.sealed(self._sink.getvalue().to_pybytes())
 
     def _joined(self) -> pa.Table:
         # Dictionaries are unified because pyarrow writes batches with different dictionaries as plain strings.
@@ -215,7 +203,7 @@ class ArchiveWriter:
     def _write_aside(self, file: TableFile) -> None:
         path = f"{self.root}/{file.unfinished_path}"
         try:
-            self.filesystem.create_dir(f"{self.root}/{WRITING}", recursive=True)
+            self.filesystem.create_dir(f"{self.root}/{layout.WRITING}", recursive=True)
             with self.filesystem.open_output_stream(path) as stream:
                 stream.write(file.content)
             if self.filesystem.type_name == "local":

@@ -12,14 +12,7 @@ from typing import Any, Final
 from google.rpc import code_pb2
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
-from purgatory.extensions.fleet.fleet_view import (
-    FleetMetrics,
-    FleetView,
-    describe,
-    fleet_route,
-    view_of_leader,
-    view_of_standby,
-)
+from purgatory.extensions.fleet import fleet_view
 from purgatory.extensions.fleet.settings import FleetSettings, WithFleet
 from purgatory.extensions.fleet.standby_site import GET_TOPOLOGY, StandbySite
 from purgatory.extensions.fleet.supervisor import Supervisor, end_with_stdin
@@ -150,7 +143,7 @@ class FleetExtension(Extension):
         standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address, shards)
         snapshots = SnapshotTask(fleet)
         topology = Shards(fleet.shard_targets, shard=fleet.shard).topology()
-        site = StandbySite(settings, lambda: view_of_standby(standby, snapshots.last), topology)
+        site = StandbySite(settings, lambda: fleet_view.view_of_standby(standby, snapshots.last), topology)
         leading = asyncio.create_task(asyncio.to_thread(standby.lead), name="standby")
         following = asyncio.create_task(snapshots.follow(), name="fleet snapshots")
         try:
@@ -186,18 +179,20 @@ class FleetExtension(Extension):
 
     @property
     def listener(self) -> Listener | None:
-        return None if self._leadership is None else FleetMetrics(self._view)
+        return None if self._leadership is None else fleet_view.FleetMetrics(self._view)
 
-    def _view(self) -> FleetView:
+    def _view(self) -> fleet_view.FleetView:
         assert self._leadership is not None, "only the leader has a view of it"
-        return view_of_leader(self._leadership, self._snapshots.last, is_confirmed=self._core.host.journal.is_confirmed)
+        return fleet_view.view_of_leader(
+            self._leadership, self._snapshots.last, is_confirmed=self._core.host.journal.is_confirmed
+        )
 
     def status_line(self) -> str:
         parts = []
         if self._shards.are_several:
             parts.append(f"shard {self._shards.shard} of {len(self._shards.targets)}")
         if self._leadership is not None:
-            parts.append(describe(self._view().as_json()))
+            parts.append(fleet_view.describe(self._view().as_json()))
         return ", ".join(parts)
 
     def identify(self, identify: Identify) -> Identify:
@@ -237,7 +232,7 @@ class FleetExtension(Extension):
         return HandOverResponse()
 
     def routes(self, _methods: HttpMethods) -> HttpParts:
-        return HttpParts() if self._leadership is None else HttpParts([fleet_route(self._view)])
+        return HttpParts() if self._leadership is None else HttpParts([fleet_view.fleet_route(self._view)])
 
     async def open(self) -> None:
         if self._leadership is not None:

@@ -32,15 +32,8 @@ from purgatory.engine.views import PendingView
 from purgatory.extension import Core, Extension, HttpParts
 from purgatory.service.errors import BatchRejected, RpcError, from_refusal, invalid_argument, unavailable
 from purgatory.service.host import Host
+from purgatory.service.http import http_calls
 from purgatory.service.http.connect_errors import error_response, wrong_method
-from purgatory.service.http.http_calls import (
-    HttpContext,
-    HttpMethods,
-    already_decoded,
-    certificate_of,
-    entered,
-    header_of,
-)
 from purgatory.service.http.server_sent_events import parameters_of
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.source_calls import checked_topics
@@ -252,7 +245,7 @@ async def states_elsewhere(
     Raises:
         RpcError: It refuses the request.
     """
-    given = ((name, header_of(scope, name)) for name in (b"host", b"authorization"))
+    given = ((name, http_calls.header_of(scope, name)) for name in (b"host", b"authorization"))
     headers = [(name, value.encode("latin-1")) for name, value in given if value is not None]
     try:
         outbound = Outbound(timeout_s=ANSWER_S, answer_bytes_max=ANSWER_BYTES_MAX, ssl_context=_trust(certificate_file))
@@ -290,7 +283,7 @@ class ReadyPage:
     shards, any of them can be asked: requests for gates of another one are passed on to it.
     """
 
-    def __init__(self, gates: ReadyGates, methods: HttpMethods, certificate_file: Path | None) -> None:
+    def __init__(self, gates: ReadyGates, methods: http_calls.HttpMethods, certificate_file: Path | None) -> None:
         self._gates: Final = gates
         self._certificate_file: Final = certificate_file
         self._methods: Final = methods
@@ -310,7 +303,7 @@ class ReadyPage:
     async def _answer(self, scope: Scope) -> Response:
         parameters = parameters_of(scope, "name", "names", "group", "topics", "marks")
         names, marks, states = _names(parameters), _marks(parameters), dict[str, GateState]()
-        may_pass_on = header_of(scope, PASSED_ON) is None and certificate_of(scope) is None
+        may_pass_on = http_calls.header_of(scope, PASSED_ON) is None and http_calls.certificate_of(scope) is None
         elsewhere = self._gates.elsewhere(names, may_pass_on=may_pass_on)
         own = list(set(names).difference(*elsewhere.values()))
 
@@ -323,8 +316,8 @@ class ReadyPage:
             return None
 
         method = replace(self._methods.by_name["GetSourceEnds"], serve=look)
-        async with entered(self._methods, method, HttpContext(scope)) as call:
-            await call.run(already_decoded(None))
+        async with http_calls.entered(self._methods, method, http_calls.HttpContext(scope)) as call:
+            await call.run(http_calls.already_decoded(None))
         gates = [{"name": name, **states[name]} for name in names]
         is_ready = all(state["ready"] for state in states.values())
         content = {"ready": is_ready, "gates": gates} if "names" in parameters else gates[0]
@@ -367,7 +360,7 @@ class ReadyExtension(Extension):
         self._gates = ReadyGates(core.host)
         self._certificate = core.settings.tls.certificate_file
 
-    def routes(self, methods: HttpMethods) -> HttpParts:
+    def routes(self, methods: http_calls.HttpMethods) -> HttpParts:
         return HttpParts(applications={"/v1/ready": ReadyPage(self._gates, methods, self._certificate)})
 
     def serving(self) -> None:

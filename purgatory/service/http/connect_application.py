@@ -22,17 +22,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from purgatory.service.errors import RpcError
+from purgatory.service.http import http_calls
 from purgatory.service.http.connect_codecs import Gzip, MessageCodec, Undecoded, ready
 from purgatory.service.http.connect_errors import connect_error, retry_after, wrong_content_type, wrong_method
-from purgatory.service.http.http_calls import (
-    HttpCall,
-    HttpContext,
-    HttpMethod,
-    HttpMethods,
-    WrittenAnswers,
-    drop_head,
-    header_of,
-)
 from purgatory.service.http.http_connection import CONNECTION
 from purgatory.service.rpc.handlers import SERVICE
 
@@ -47,14 +39,16 @@ class ConnectRequest:
 
     __slots__ = ("_head_bytes", "_is_json", "answers", "call", "context", "scope")
 
-    def __init__(self, methods: HttpMethods, method: HttpMethod, scope: Scope, head_bytes: int) -> None:
-        self.call: Final = HttpCall(methods, method)
+    def __init__(
+        self, methods: http_calls.HttpMethods, method: http_calls.HttpMethod, scope: Scope, head_bytes: int
+    ) -> None:
+        self.call: Final = http_calls.HttpCall(methods, method)
         self.scope: Final = scope
-        self.answers: WrittenAnswers[bytes] | None = None
+        self.answers: http_calls.WrittenAnswers[bytes] | None = None
         """The written answers of a stream; None for a unary call."""
         self._head_bytes: Final = head_bytes
         self._is_json = False
-        self.context: HttpContext | None = None
+        self.context: http_calls.HttpContext | None = None
 
     async def run(self, request: Undecoded) -> Message | None:
         self._is_json = request.is_json
@@ -91,7 +85,7 @@ class AdmissionInterceptor:
         deadline_s = None if left_ms is None else time.monotonic() + left_ms / 1_000
         with refusals_as_errors(ctx):
             try:
-                request.context = HttpContext(request.scope, request.write, deadline_s)
+                request.context = http_calls.HttpContext(request.scope, request.write, deadline_s)
                 await request.call.enter(request.context)
             except BaseException:
                 request.call.leave()
@@ -105,7 +99,7 @@ class AdmissionInterceptor:
             error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
-class ConnectService(ConnectASGIApplication[HttpMethods]):
+class ConnectService(ConnectASGIApplication[http_calls.HttpMethods]):
     """The package's application for our service."""
 
     @property
@@ -116,7 +110,7 @@ class ConnectService(ConnectASGIApplication[HttpMethods]):
 class ConnectCalls:
     """The calls over the Connect protocol: `applications` returns an application for each method, by path."""
 
-    def __init__(self, methods: HttpMethods, message_bytes_max: int) -> None:
+    def __init__(self, methods: http_calls.HttpMethods, message_bytes_max: int) -> None:
         self._methods: Final = methods
         self._service: Final = ConnectService(
             service=methods,
@@ -130,13 +124,13 @@ class ConnectCalls:
     def applications(self) -> dict[str, ASGIApp]:
         return {_path(method): partial(self._serve, method) for method in self._methods.by_name.values()}
 
-    async def _serve(self, method: HttpMethod, scope: Scope, receive: Receive, send: Send) -> None:
-        content_type = header_of(scope, b"content-type") or ""
+    async def _serve(self, method: http_calls.HttpMethod, scope: Scope, receive: Receive, send: Send) -> None:
+        content_type = http_calls.header_of(scope, b"content-type") or ""
         if content_type.startswith("application/grpc") and not content_type.startswith("application/grpc-web"):
             await wrong_content_type(content_type, GRPC_WEB_TYPES, GRPC_HINT)(scope, receive, send)
             return
         query = scope["query_string"]
-        head_bytes = drop_head(scope, _is_of_protocol)
+        head_bytes = http_calls.drop_head(scope, _is_of_protocol)
         scope["query_string"] = query  # until the package has read it
         request = ConnectRequest(self._methods, method, scope, head_bytes)
         REQUEST.set(request)
@@ -168,15 +162,15 @@ def _is_of_protocol(name: bytes) -> bool:
     return name.startswith((b"connect-", b"content-", b"grpc-")) and not name.endswith(b"accept-encoding")
 
 
-def _endpoints(methods: HttpMethods) -> Mapping[str, Any]:
+def _endpoints(methods: http_calls.HttpMethods) -> Mapping[str, Any]:
     return {_path(method): _endpoint(method) for method in methods.by_name.values()}
 
 
-def _path(method: HttpMethod) -> str:
+def _path(method: http_calls.HttpMethod) -> str:
     return f"/{SERVICE.full_name}/{method.descriptor.name}"
 
 
-def _endpoint(method: HttpMethod) -> Any:  # noqa: ANN401 - of the package's own types
+def _endpoint(method: http_calls.HttpMethod) -> Any:  # noqa: ANN401 - of the package's own types
     descriptor = method.descriptor
     level = descriptor.GetOptions().idempotency_level
     stream_type = StreamType.UNARY if method.is_unary else StreamType.SERVER_STREAM
@@ -203,7 +197,7 @@ async def _answer_one(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> by
 
 async def _answer_many(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> AsyncGenerator[bytes]:
     request = REQUEST.get()
-    written = request.answers = WrittenAnswers()
+    written = request.answers = http_calls.WrittenAnswers()
     with refusals_as_errors(ctx):
         async with aclosing(written.of(partial(request.run, undecoded))) as answers:
             async for answer in answers:

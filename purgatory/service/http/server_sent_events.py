@@ -19,18 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from purgatory.service.access.account import Account
 from purgatory.service.errors import RpcError, invalid_argument, quoted
+from purgatory.service.http import http_calls
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
 from purgatory.service.http.connect_errors import error_response, wrong_method
-from purgatory.service.http.http_calls import (
-    HttpCall,
-    HttpContext,
-    HttpMethods,
-    WrittenAnswers,
-    already_decoded,
-    drop_head,
-    entered,
-    header_of,
-)
 from purgatory.service.http.http_connection import CONNECTION
 
 WATCH_INTERVAL_S: Final = 1.0
@@ -67,7 +58,7 @@ class Listing(NamedTuple):
 class ServerSentEvents:
     """Serves the streams with the methods of the service."""
 
-    def __init__(self, methods: HttpMethods) -> None:
+    def __init__(self, methods: http_calls.HttpMethods) -> None:
         self._methods: Final = methods
         self._results: Final = methods.by_name["StreamResults"]
         # A watch is long-lived, although the call that it repeats is unary.
@@ -78,7 +69,7 @@ class ServerSentEvents:
         return {"/v1/results": self._serve_results, "/v1/watch": partial(serve_events, self._watch_events)}
 
     async def _serve_results(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if header_of(scope, b"last-event-id") == TAKEN_OVER_ID:
+        if http_calls.header_of(scope, b"last-event-id") == TAKEN_OVER_ID:
             await Response(status_code=HTTPStatus.NO_CONTENT)(scope, receive, send)
         else:
             await serve_events(self._result_events, scope, receive, send)
@@ -87,19 +78,19 @@ class ServerSentEvents:
         """Yield `opened`, then an event for each result. Event ids are the session's incarnation and the sequence
         number.
         """
-        answers = WrittenAnswers[Message | bytes]()
+        answers = http_calls.WrittenAnswers[Message | bytes]()
         decode = self._results.answer_type.FromString
         parameters = parameters_of(scope, "session", "last_sequence")
         if "last_sequence" in parameters:
             remedy = "send the id of the last event in the header Last-Event-ID, or call Acknowledge"
             raise invalid_argument("last_sequence", f"cannot be acknowledged in a URL: {remedy}")
-        incarnation, sequence = _cursor(header_of(scope, b"last-event-id") or "")
+        incarnation, sequence = _cursor(http_calls.header_of(scope, b"last-event-id") or "")
         request = self._results.request_type(
             session_id=parameters.get("session", ""), last_sequence=sequence, incarnation=incarnation
         )
         async with (
-            entered(self._methods, self._results, HttpContext(scope, answers.write)) as call,
-            aclosing(answers.of(partial(call.run, already_decoded(request)))) as written,
+            http_calls.entered(self._methods, self._results, http_calls.HttpContext(scope, answers.write)) as call,
+            aclosing(answers.of(partial(call.run, http_calls.already_decoded(request)))) as written,
         ):
             async for answer in written:
                 message: Any = decode(answer) if isinstance(answer, bytes) else answer
@@ -136,11 +127,11 @@ class ServerSentEvents:
             page_size=number_of(parameters.get("page_size", ""), "page_size", PAGE_SIZE_MAX),
             page_token=parameters.get("page_token", ""),
         )
-        context = HttpContext(scope)
+        context = http_calls.HttpContext(scope)
         key: ListingKey | None = None
         told, same_times = b"", 0
         try:
-            async with entered(self._methods, self._partitions, context) as call:
+            async with http_calls.entered(self._methods, self._partitions, context) as call:
                 while True:
                     key = (call.check(), request.topic_prefix, request.page_size, request.page_token)
                     listing = await self._shared_listing(key, partial(_list_once, call, context, request))
@@ -171,9 +162,9 @@ class ServerSentEvents:
                     raise
 
 
-async def _list_once(call: HttpCall, context: HttpContext, request: Message) -> Listing:
+async def _list_once(call: http_calls.HttpCall, context: http_calls.HttpContext, request: Message) -> Listing:
     try:
-        answer = await call.run(already_decoded(request))
+        answer = await call.run(http_calls.already_decoded(request))
         assert answer is not None, "a unary call has an answer"
         event = event_bytes(await json_text(answer), name="partitions")
     finally:
@@ -226,7 +217,7 @@ async def _send_events(events: Events, scope: Scope, receive: Receive, send: Sen
                 # The status goes out with the first event, so a refusal before it can have a status of its own.
                 if not has_begun:
                     kept_bytes = 2 * len(scope["query_string"])  # as parameters and in a request
-                    scope["state"][CONNECTION].body_decoded(kept_bytes + drop_head(scope))
+                    scope["state"][CONNECTION].body_decoded(kept_bytes + http_calls.drop_head(scope))
                     await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": HEADERS})
                     has_begun = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -12,14 +12,7 @@ from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.handlers import Requests
 from purgatory.service.sources.source_links import AttachedSource
-from purgatory.service.translate.sources import (
-    answer_of,
-    checked_hello,
-    demand_message,
-    ends_response,
-    ends_wanted_message,
-    take_report,
-)
+from purgatory.service.translate import sources
 from purgatory.v1 import source_pb2 as wire
 
 COALESCED_S: Final = 0.005
@@ -33,7 +26,7 @@ async def serve_source(host: Host, requests: Requests, call: Call) -> None:
     first = await anext(requests, None)
     if first is None or not first.HasField("hello"):
         raise invalid_argument("hello", "must be the first message of the stream of a source")
-    name, prefixes = checked_hello(first.hello)
+    name, prefixes = sources.checked_hello(first.hello)
     _check_prefixes(host, call, prefixes)
     links = host.source_links
     link = links.attach(name, call.account.principal, prefixes)
@@ -56,7 +49,7 @@ async def source_ends(host: Host, request: wire.GetSourceEndsRequest, call: Call
     now_ms = time.time_ns() // 1_000_000
     if as_of_ms is not None and not 0 <= as_of_ms <= now_ms:
         raise invalid_argument("as_of_ms", f"must be from 0 to the present ({now_ms}), not {as_of_ms}")
-    return ends_response(await host.source_links.ends(topics, call.account.principal, as_of_ms))
+    return sources.ends_response(await host.source_links.ends(topics, call.account.principal, as_of_ms))
 
 
 def checked_topics(host: Host, call: Call, asked: Iterable[str]) -> list[str]:
@@ -92,10 +85,10 @@ def _take(host: Host, request: wire.AttachSourceRequest, link: AttachedSource, c
     if request.HasField("report"):
         _check_prefixes(host, call, link.stream.topic_prefixes)  # checked under the current policy
         now_ms = host.listening.now_ms()
-        take_report(request.report, link.stream, now_ms)
+        sources.take_report(request.report, link.stream, now_ms)
         host.source_links.log.tell(now_ms)
     elif request.HasField("ends"):
-        link.asks.answer(request.ends.ask_id, answer_of(request.ends))
+        link.asks.answer(request.ends.ask_id, sources.answer_of(request.ends))
     else:
         raise invalid_argument("message", "must be a report or ends; hello may only be the first message")
 
@@ -110,10 +103,10 @@ async def _write(host: Host, link: AttachedSource, call: Call) -> None:
         call.recheck()
         _check_prefixes(host, call, link.stream.topic_prefixes)
         for ask_id, question in link.asks.take():
-            await call.context.write(ends_wanted_message(ask_id, question))
+            await call.context.write(sources.ends_wanted_message(ask_id, question))
         if is_due or link.demand.has_untold:
             await call.turn()  # a new source gets all waits on its topics, which is work of its own caller
-            await call.context.write(demand_message(*link.demand.take(sizes.DEMAND_NAMES_PER_MESSAGE)))
+            await call.context.write(sources.demand_message(*link.demand.take(sizes.DEMAND_NAMES_PER_MESSAGE)))
         # More than one message holds: the rest is sent without the pause that collects changes.
         if link.demand.has_untold or link.asks.has_unsent:
             is_due = False

@@ -12,19 +12,8 @@ from purgatory import sizes
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
 from purgatory.service.errors import RpcError, quoted, resource_exhausted, unavailable
+from purgatory.service.sources import source_table
 from purgatory.service.sources.ends_asked import EndsAsked, EndsQuestion, LogEnd, MayAdd
-from purgatory.service.sources.source_table import (
-    BEHIND,
-    HELD,
-    LIVE,
-    LOADING,
-    SILENT,
-    STATE_NAMES,
-    KnownSource,
-    ManagedSource,
-    SourceStream,
-    SourceTable,
-)
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -38,7 +27,7 @@ NAME_BYTES: Final = 200
 class DemandOfStream:
     """The names in demand, as sent to one source."""
 
-    def __init__(self, stream: SourceStream, woken: asyncio.Event) -> None:
+    def __init__(self, stream: source_table.SourceStream, woken: asyncio.Event) -> None:
         self.stream: Final = stream
         self.names: Final[set[PartitionName]] = set()
         self._untold: Final[dict[PartitionName, bool]] = {}
@@ -93,7 +82,7 @@ class Demand:
     def held_bytes(self) -> int:
         return sum(NAME_BYTES * len(demand.names) for demand in self._attached)
 
-    def attach(self, stream: SourceStream, woken: asyncio.Event) -> DemandOfStream:
+    def attach(self, stream: source_table.SourceStream, woken: asyncio.Event) -> DemandOfStream:
         """Track the demand of a source from now on; `begin` adds existing waits. `woken` is set when there is a change
         to send.
         """
@@ -140,11 +129,11 @@ class Demand:
 
 INTERVAL_MS: Final = 1_000
 """Minimum time between two lines about the same source, milliseconds; the next check logs the state at that time."""
-GOOD: Final = (LIVE, LOADING, BEHIND, HELD)
+GOOD: Final = (source_table.LIVE, source_table.LOADING, source_table.BEHIND, source_table.HELD)
 
 
 class SourceLog:
-    def __init__(self, table: SourceTable) -> None:
+    def __init__(self, table: source_table.SourceTable) -> None:
         self._table: Final = table
 
     def tell(self, now_ms: int) -> None:
@@ -160,13 +149,13 @@ class SourceLog:
                 _log(source, now_ms)
 
 
-def _log(source: KnownSource, now_ms: int) -> None:
+def _log(source: source_table.KnownSource, now_ms: int) -> None:
     stream = source.leading(now_ms)
     why, prefixes = stream.why(now_ms), ", ".join(f"{prefix}*" for prefix in stream.topic_prefixes[:3])
     level = logging.INFO if source.state in GOOD else logging.WARNING
     # Quoted with repr because names and reasons are untrusted: they must not inject control sequences into a terminal.
     reason = f": {why[:300]!r}" if why else ""
-    LOGGER.log(level, "source %r (%r) is %s%s", source.name, prefixes, STATE_NAMES[source.state], reason)
+    LOGGER.log(level, "source %r (%r) is %s%s", source.name, prefixes, source_table.STATE_NAMES[source.state], reason)
 
 
 SHUTTING_DOWN: Final = "the daemon is shutting down"
@@ -175,7 +164,9 @@ SHUTTING_DOWN: Final = "the daemon is shutting down"
 class AttachedSource:
     """One attached source: its row of the table, its demand, and its questions."""
 
-    def __init__(self, name: str, principal: str, stream: SourceStream, demand: Demand, may_add: MayAdd) -> None:
+    def __init__(
+        self, name: str, principal: str, stream: source_table.SourceStream, demand: Demand, may_add: MayAdd
+    ) -> None:
         self.name: Final = name
         self.principal: Final = principal
         self.stream: Final = stream
@@ -196,13 +187,15 @@ class AttachedSource:
 
 
 class SourceLinks:
-    def __init__(self, engine: Engine, table: SourceTable, now_ms: Callable[[], int], may_add: MayAdd) -> None:
+    def __init__(
+        self, engine: Engine, table: source_table.SourceTable, now_ms: Callable[[], int], may_add: MayAdd
+    ) -> None:
         self.table: Final = table
         self.demand: Final = Demand(engine)
         self.log: Final = SourceLog(table)
         self.restarts: Final[dict[str, int]] = {}
         """Restarts of sources that the daemon runs itself, by name."""
-        self.supervised: Sequence[ManagedSource] = ()
+        self.supervised: Sequence[source_table.ManagedSource] = ()
         """Sources that the daemon runs itself."""
         self.supervised_as = ""
         """Their principal, which has no share of sources."""
@@ -278,7 +271,7 @@ class SourceLinks:
         feeding = [link for link in self._links if topic.startswith(link.stream.topic_prefixes)]
         if not feeding:
             raise unavailable(f"no source that publishes {quoted(topic)} is attached")
-        there = [link for link in feeding if link.stream.state_at(now_ms) != SILENT]
+        there = [link for link in feeding if link.stream.state_at(now_ms) != source_table.SILENT]
         if not there:
             raise unavailable(feeding[0].stream.why(now_ms))
         # Those that see their marks first, because an answer of the others may take until they see again.

@@ -8,16 +8,8 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import OFFSET_MAX
 from purgatory.engine.names import PARTITION_MAX
 from purgatory.service.errors import check_range, invalid_argument
+from purgatory.service.sources import source_table
 from purgatory.service.sources.ends_asked import EndsAnswer, EndsQuestion, LogEnd
-from purgatory.service.sources.source_table import (
-    LOADING,
-    REFUSED,
-    KnownSource,
-    ManagedSource,
-    SourceStream,
-    StaleIndex,
-    Unseen,
-)
 from purgatory.service.translate.results import topic_partition
 from purgatory.v1 import source_pb2 as wire
 
@@ -50,13 +42,13 @@ def checked_hello(hello: wire.SourceHello) -> tuple[str, list[str]]:
     return hello.name, prefixes
 
 
-def take_report(report: wire.SourceReport, stream: SourceStream, now_ms: int) -> None:
+def take_report(report: wire.SourceReport, stream: source_table.SourceStream, now_ms: int) -> None:
     """Replace the previous report of a stream.
 
     Raises:
         RpcError: The report is invalid; nothing has changed.
     """
-    if not LOADING <= report.state <= REFUSED:
+    if not source_table.LOADING <= report.state <= source_table.REFUSED:
         raise invalid_argument("report.state", f"not a state that a connector can report: {report.state}")
     check_range("report.lag_ms", report.lag_ms, 0, LARGEST)
     size = report.ByteSize()
@@ -66,11 +58,11 @@ def take_report(report: wire.SourceReport, stream: SourceStream, now_ms: int) ->
     if entries > STALE_MAX or partitions > STALE_PARTITIONS_MAX:
         most = f"at most {STALE_MAX} with {STALE_PARTITIONS_MAX} are allowed: use prefixes"
         raise invalid_argument("report.stale", f"has {entries} entries with {partitions} partitions; {most}")
-    index = StaleIndex()
+    index = source_table.StaleIndex()
     for place, one in enumerate(report.stale):
         check_range(f"report.stale[{place}].stale_ms", one.stale_ms, 0, LARGEST)
         check_range(f"report.stale[{place}].partitions", min(one.partitions, default=0), 0, PARTITION_MAX)
-        unseen = Unseen(now_ms - one.stale_ms, one.reason[:REASON_LENGTH_MAX])
+        unseen = source_table.Unseen(now_ms - one.stale_ms, one.reason[:REASON_LENGTH_MAX])
         index.add(one.topic_prefix, one.exact, list(one.partitions), unseen)
     stream.report(report.state, report.reason[:REASON_LENGTH_MAX], report.lag_ms, index, now_ms)
 
@@ -117,7 +109,9 @@ def ends_response(ends: Sequence[LogEnd]) -> wire.GetSourceEndsResponse:
     )
 
 
-def source_status(source: KnownSource, now_ms: int, stale_partitions: int, restarts: int | None) -> wire.SourceStatus:
+def source_status(
+    source: source_table.KnownSource, now_ms: int, stale_partitions: int, restarts: int | None
+) -> wire.SourceStatus:
     """The state of a connector: that of its best stream."""
     stream = source.leading(now_ms)
     stale_since_ms = stream.stale_since_ms(now_ms)
@@ -136,7 +130,7 @@ def source_status(source: KnownSource, now_ms: int, stale_partitions: int, resta
     )
 
 
-def absent_source_status(source: ManagedSource) -> wire.SourceStatus:
+def absent_source_status(source: source_table.ManagedSource) -> wire.SourceStatus:
     """The state of a connector that the daemon runs and that has never attached."""
     said = f"ended ({source.ending}); its output is in the daemon's log" if source.ending else "not attached yet"
     return wire.SourceStatus(

@@ -19,14 +19,7 @@ from prometheus_client.registry import Collector
 from purgatory.service.errors import unauthenticated
 from purgatory.service.histogram import counters
 from purgatory.service.settings import TlsSettings
-from purgatory.service.transport.certificate_files import (
-    CannotUseCertificates,
-    TlsMaterial,
-    files_of,
-    read_tls_material,
-    utc_now,
-    valid_for,
-)
+from purgatory.service.transport import certificate_files
 from purgatory.service.transport.peer import PeerCertificate, peer_certificate
 from purgatory.service.transport.watched_file import Fingerprint, fingerprint
 
@@ -47,12 +40,12 @@ class Tls(Collector):
     The constructor raises `CannotUseCertificates`.
     """
 
-    def __init__(self, settings: TlsSettings, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(self, settings: TlsSettings, now: Callable[[], datetime] = certificate_files.utc_now) -> None:
         self.asks_clients: Final = settings.client_auth == "required"
         """Whether clients must present a certificate."""
         self._settings: Final = settings
         self._now: Final = now
-        self._files: Final = files_of(settings)
+        self._files: Final = certificate_files.files_of(settings)
         self._read_at: Fingerprint = fingerprint(*self._files)
         """The files that were last read; `_seen` are those of the last check."""
         self._seen = self._read_at
@@ -62,7 +55,7 @@ class Tls(Collector):
         self.revoked_refused = 0
         """Calls and requests refused because of a revoked certificate."""
         self._warned_at: datetime | None = None
-        self.material: TlsMaterial = read_tls_material(settings, now())
+        self.material: certificate_files.TlsMaterial = certificate_files.read_tls_material(settings, now())
         self._context: ssl.SSLContext = self._new_context(self.material)
         self._outer_context: Final = self._new_context(self.material)
         # The listener keeps one context for ever. The callback runs in each handshake, also if the client names no
@@ -115,9 +108,9 @@ class Tls(Collector):
         if self._seen != seen or self._seen == self._read_at:
             return
         try:
-            material = read_tls_material(self._settings, self._now())
+            material = certificate_files.read_tls_material(self._settings, self._now())
             context = self._new_context(material)
-        except CannotUseCertificates as error:
+        except certificate_files.CannotUseCertificates as error:
             self._keep_old(str(error))
             return
         # Certificate and key were read twice (see `_new_context`). If the files have changed since, the two reads may
@@ -145,7 +138,7 @@ class Tls(Collector):
             return
         certificate = self.material.certificate
         life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
-        left_s = valid_for(certificate, now)
+        left_s = certificate_files.valid_for(certificate, now)
         if left_s < min(WARNED_BEFORE, life / 4).total_seconds():
             self._warned_at = now
             LOGGER.warning(
@@ -165,7 +158,7 @@ class Tls(Collector):
 
     def collect(self) -> Iterable[Metric]:
         text = "Time until the server's certificate expires; negative once it has."
-        left_s = valid_for(self.material.certificate, self._now())
+        left_s = certificate_files.valid_for(self.material.certificate, self._now())
         yield GaugeMetricFamily("purgatory_tls_certificate_expiry_seconds", text, left_s)
         text = "Reloads of changed TLS files: applied or refused."
         results = [("taken", self._reloads), ("refused", self._failures)]
@@ -192,7 +185,7 @@ class Tls(Collector):
     def _give_latest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = self._context
 
-    def _new_context(self, material: TlsMaterial) -> ssl.SSLContext:
+    def _new_context(self, material: certificate_files.TlsMaterial) -> ssl.SSLContext:
         """Read certificate and key again, because ssl takes them from files only. Raises `CannotUseCertificates`.
 
         TLS 1.3 without tickets: a resumed session would not be verified against the current authorities.
@@ -205,14 +198,14 @@ class Tls(Collector):
             if material.client_ca_pem is not None:
                 context.load_verify_locations(cadata=material.client_ca_pem.decode("ascii"))
         except (ssl.SSLError, OSError, UnicodeDecodeError) as error:
-            raise CannotUseCertificates(f"tls: the files cannot be used: {error}") from None
+            raise certificate_files.CannotUseCertificates(f"tls: the files cannot be used: {error}") from None
         if self.asks_clients:
             # Not CERT_REQUIRED: probes have no certificate. All other requests without one are refused later.
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
 
 
-def _grpc_configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
+def _grpc_configuration(material: certificate_files.TlsMaterial) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
         [(material.key_pem, material.chain_pem)], root_certificates=material.client_ca_pem
     )
