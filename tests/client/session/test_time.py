@@ -10,7 +10,7 @@ import pytest
 from purgatory_client import AsyncClient, Client, batches, errors, waits
 from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.results import Result, ResultColumns
-from purgatory_client.session import pending_waits, session_core
+from purgatory_client.session import pending_waits
 from purgatory_client.session.pending_waits import GRACE, Ended, PendingWaits
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
@@ -224,8 +224,7 @@ async def test_time_of_a_unary_wait_includes_the_time_before_it_was_sent_again(s
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that give the daemon half a second, check twice as often, and read no results, as if it had none."""
-    for module in (pending_waits, session_core):
-        monkeypatch.setattr(module, "GRACE", 0.5)
+    monkeypatch.setattr(pending_waits, "GRACE", 0.5)
     monkeypatch.setattr("purgatory_client.session.session_driver.TURN", 0.1)
     receive = SessionCore.receive
 
