@@ -13,8 +13,7 @@ from pyspark.sql.types import StructType
 from purgatory_pipeline.datasource.daemon_options import SESSION, DaemonOptions
 from purgatory_pipeline.datasource.daemon_writer import DaemonWriter
 from purgatory_pipeline.datasource.pending_reader import PENDING_ROWS, FilteringReader, PendingReader
-from purgatory_pipeline.datasource.result_reader import ResultReader
-from purgatory_pipeline.datasource.session_results import RESULT_ROWS
+from purgatory_pipeline.datasource.result_reader import RESULT_ROWS, ResultReader
 from purgatory_pipeline.errors import PipelineError
 
 

@@ -148,8 +148,7 @@ def compare(
 
     from purgatory_pipeline.location import open_output, write_file
     from purgatory_pipeline.page import document
-    from purgatory_pipeline.report.compare_page import compare_page, in_words
-    from purgatory_pipeline.report.differences import differences
+    from purgatory_pipeline.report.differences import compare_page, differences, in_words
     from purgatory_pipeline.report.report_tables import TABLES
 
     place = open_output(out)

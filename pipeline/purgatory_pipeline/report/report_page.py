@@ -10,12 +10,9 @@ from markupsafe import Markup
 
 from purgatory_pipeline.page import wording
 from purgatory_pipeline.page.parts import Headline, Page, PageColumn, PageTable, Section, columns, footer_lines
+from purgatory_pipeline.report import cause_sections
 from purgatory_pipeline.report.advice_page import budget_finding, budget_section
-from purgatory_pipeline.report.anomalies_section import anomalies_section, anomaly_findings
-from purgatory_pipeline.report.causes_section import causes_section
-from purgatory_pipeline.report.keys_section import backlog_section, hot_keys_section
 from purgatory_pipeline.report.report_tables import TABLES, ReportInfo
-from purgatory_pipeline.report.stragglers_section import straggler_finding, stragglers_section
 from purgatory_pipeline.report.timeouts_section import advice_findings, advice_section, near_miss_findings
 from purgatory_pipeline.report.window_sections import load_section, timeline, waits_section
 
@@ -29,22 +26,22 @@ def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
         headlines=headlines(frames["intake"], info),
         notices=info.notes,
         findings=(
-            *straggler_finding(frames["stragglers"]),
+            *cause_sections.straggler_finding(frames["stragglers"]),
             *budget_finding(frames["budget"], info.objective),
             *advice_findings(frames["advice"]),
             *near_miss_findings(frames["near_misses"]),
-            *anomaly_findings(frames["anomalies"], info.window_ms),
+            *cause_sections.anomaly_findings(frames["anomalies"], info.window_ms),
         ),
         sections=(
-            causes_section(frames),
+            cause_sections.causes_section(frames),
             load_section(lines),
             waits_section(frames["topics"], lines),
             *budget_section(frames["budget"], info.objective),
             advice_section(frames["advice"], frames["timeouts"], frames["survival"], frames["near_misses"]),
-            stragglers_section(frames["stragglers"], frames["slow_produces"], info),
-            backlog_section(frames["backlog"]),
-            hot_keys_section(frames["hot_keys"]),
-            anomalies_section(frames["anomalies"], info.window_ms),
+            cause_sections.stragglers_section(frames["stragglers"], frames["slow_produces"], info),
+            cause_sections.backlog_section(frames["backlog"]),
+            cause_sections.hot_keys_section(frames["hot_keys"]),
+            cause_sections.anomalies_section(frames["anomalies"], info.window_ms),
             account_section(frames["intake"], info),
             _tables_section(frames, info),
         ),

@@ -9,10 +9,10 @@ import pyarrow.parquet
 import pytest
 from purgatory_client import Client, Outcome
 from purgatory_client.batches import produce, signal
-from purgatory_pipeline.datasource import PurgatoryDataSource, session_results
+from purgatory_pipeline.datasource import PurgatoryDataSource, result_reader
 from purgatory_pipeline.datasource.daemon_options import DaemonOptions
 from purgatory_pipeline.datasource.pending_reader import FilteringReader
-from purgatory_pipeline.datasource.session_results import BEGINNING, SessionOffset, SessionResults, rows_of
+from purgatory_pipeline.datasource.result_reader import BEGINNING, SessionOffset, SessionResults, rows_of
 from purgatory_pipeline.errors import PipelineError
 from pyspark.errors import PySparkException, StreamingQueryException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
@@ -327,7 +327,7 @@ def options(address: str, rows_max: int = 10) -> DaemonOptions:
 
 def test_a_daemon_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the time waited and the status of the last call."""
-    monkeypatch.setattr(session_results, "WAIT_S", 1.0)
+    monkeypatch.setattr(result_reader, "WAIT_S", 1.0)
     reader = SessionResults(options("127.0.0.1:1"), "s", BEGINNING)
     with pytest.raises(PipelineError, match=r"session s at 127\.0\.0\.1:1: not opened within 1 s \(UNAVAILABLE"):
         reader.newest_at_opening()

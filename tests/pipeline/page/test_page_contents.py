@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 from purgatory_pipeline.page import document, wording
 from purgatory_pipeline.page.parts import Grid, Page, PageTable, Plot
-from purgatory_pipeline.replay.replay_charts import Policies
-from purgatory_pipeline.replay.replay_page import replay_page
+from purgatory_pipeline.replay.replay_page import Policies, replay_page
 from purgatory_pipeline.report import window_sections
-from purgatory_pipeline.report.anomalies_section import anomaly_findings
+from purgatory_pipeline.report.cause_sections import anomaly_findings, straggler_finding
 from purgatory_pipeline.report.report_page import report_page
-from purgatory_pipeline.report.stragglers_section import straggler_finding
 
 from tests.pipeline.page.page_frames import (
     KINDS,

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 from purgatory_pipeline.page import document
 from purgatory_pipeline.page.parts import PageTable
-from purgatory_pipeline.report.compare_page import compare_page
-from purgatory_pipeline.report.differences import ESTIMATED, Frames, differences
+from purgatory_pipeline.report.differences import ESTIMATED, Frames, compare_page, differences
 
 from tests.pipeline.page.page_frames import report_frames
 
