@@ -32,6 +32,7 @@ OF_NO_CALLER: Final = {
     "store.FREE_PAGES_KEPT": "pages of a file",
     "http_connection.MEMORY_KEPT": "a ratio",
     "refusal_log.SUBJECTS_MAX": "lines of the log",
+    "site.HOSTS_KEPT": "names that were compared",
 }
 
 BY_VARIABLE: Final = {

@@ -59,7 +59,7 @@ class CallerQueue:
     @property
     def waiting(self) -> int:
         """Number of waiters, including cancelled ones that have not been removed yet."""
-        return sum(len(waiters) for waiters in self.waiters)
+        return sum(map(len, self.waiters))
 
 
 class FairQueue:

@@ -151,7 +151,7 @@ class Undecoded:
             if not text.lstrip().startswith("{"):
                 raise invalid_argument("request", "is not a JSON object")
             try:
-                fields = json.loads(text, object_pairs_hook=_object)
+                fields = DECODER.decode(text)
             except json.JSONDecodeError:
                 raise
             except ValueError:  # Python's limit, which its message advises to raise
@@ -202,6 +202,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 if isinstance(one, str) and not TEXTS[name].fullmatch(one):
                     raise invalid_argument(name, f"not a number: {quoted(one)}")
     return fields
+
+
+DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def unknown_field(value: object, message: Any, path: str = "") -> RpcError | None:  # noqa: ANN401 - a descriptor

@@ -367,6 +367,8 @@ class HttpConnection(H11Protocol):
                 is_last = not message.get("more_body", False)
                 if is_last and not any(name == b"content-length" for name, _ in headers):  # h11 would use chunks
                     headers.append((b"content-length", str(len(message.get("body", b""))).encode()))
+                if is_last and self._has_sent(cycle, start["status"], headers, message.get("body", b"")):
+                    return
                 await send({**start, "headers": headers})
             await send(message)
 
@@ -386,6 +388,25 @@ class HttpConnection(H11Protocol):
             LOGGER.exception("cannot serve %s %s", scope["method"], scope["path"])
         if not (cycle.disconnected or cycle.response_complete):
             self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "this call failed; the daemon's log says why")
+
+    def _has_sent(
+        self, cycle: RequestResponseCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
+        """Send a complete answer in one piece, if the next request may follow it; uvicorn sends all others. h11 would
+        check the answer, which is our own, and take twice as long as reading the request.
+        """
+        state = self.conn._cstate  # noqa: SLF001 - what h11 knows once it has sent an answer
+        may_follow = self._is_whole() and state.keep_alive and cycle.keep_alive
+        if not (body and may_follow) or cycle.scope["method"] == "HEAD" or cycle.disconnected or self.flow.write_paused:
+            return False
+        lines = b"".join([b"%s: %s\r\n" % header for header in headers])
+        phrase = HTTPStatus(status).phrase.encode()
+        self.transport.write(b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (status, phrase, lines, body))
+        state.states[h11.SERVER] = h11.DONE
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
 
     def on_response_complete(self) -> None:
         self.body_decoded()

@@ -10,6 +10,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
@@ -107,6 +108,8 @@ class HttpAcceptor:
 
 FOREIGN_SITES: Final = frozenset(("cross-site", "same-site"))
 FOREIGN_PAGE: Final = "requests from pages of other sites are refused; names of this daemon: see http.allowed_hosts\n"
+HOSTS_KEPT: Final = 8
+"""A caller's name of the host may have 64 kB."""
 WRONG_HOST: Final = "the Host header must be localhost, an IP address, or one of http.allowed_hosts\n"
 
 
@@ -132,6 +135,11 @@ def is_own_host(host: str | None, allowed_hosts: Sequence[str] = ()) -> bool:
     name = _name_of(host.lower())
     if name == "localhost" or name.endswith(".localhost") or _is_allowed(host.lower(), allowed_hosts):
         return True
+    return _is_ip_address(name)
+
+
+@lru_cache(HOSTS_KEPT)
+def _is_ip_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from purgatory.service.access.account import Account
 from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
-from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, CallerQueue, FairQueue
+from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, WORK_NAMES, CallerQueue, FairQueue
 from purgatory.service.histogram import counters
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Call, Context, IncompleteRequests, check_account
@@ -215,13 +215,16 @@ class CallGate:
         self._shares: Final = shares
         by_memory = CALLS_MAX if shares is None else shares.budget.bytes_max // CALLS_SHARE // CALL_BYTES
         self._calls_max: Final = min(CALLS_MAX, by_memory)
+        of_events = (self._calls_max, CALLS_PER_CALLER_MAX, calls_per_connection_max(limits))
+        of_others = tuple(limit - limit // EVENTS_SHARE for limit in of_events)
+        self._available: Final = [of_events if work == EVENTS else of_others for work in range(len(WORK_NAMES))]
+        """Limits of calls in flight by kind of work: in total, of a caller, and of a connection."""
         self._listeners: Final = listeners or Listener()
         self._now_s: Final = now_s
         self._next_expiry_ms: Final = next_expiry_ms
         self._on_events_refused: Final = on_events_refused
         self.incomplete_requests = IncompleteRequests()
         self.floods: Final = FloodWatch()
-        self._calls_per_connection_max: Final = calls_per_connection_max(limits)
         self._by_connection: Final = Counter[str]()
         """Calls in flight, by gRPC connection."""
         strangers_max = STRANGERS_MAX if shares is None else shares.budget.bytes_max // STRANGERS_SHARE // CALL_BYTES
@@ -248,7 +251,7 @@ class CallGate:
         # Its caller has given up. Serving it would register an operation whose result has no reader.
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())
-        queue, calls_max = self.queue, _available(self._calls_max, work)
+        queue, calls_max = self.queue, self._available[work][0]
         if queue.calls >= calls_max:
             message = f"{queue.calls} calls are in flight; allowed: {calls_max}"
             raise self._exhausted("calls", message, queue.next_turn_ms() or self._next_expiry_ms())
@@ -311,26 +314,23 @@ class CallGate:
 
     def _has_its_share(self, caller: CallerQueue, account: Account, work: int) -> bool:
         """Return whether a caller, whose next call is counted already, had all of its share before."""
-        shares, total = self._shares, self._calls_max
+        shares, total, calls_max = self._shares, self._calls_max, self._available[work][0]
         # Each caller has a share, although without a policy all connections are of one account.
-        if shares is None or not shares.has_all(
-            account, _available(total, work), self.queue.calls - 1, caller.calls - 1
-        ):
+        if shares is None or not shares.has_all(account, calls_max, self.queue.calls - 1, caller.calls - 1):
             return False
         # For the same reason as the reserve: its waiting calls may need its own events.
         return work != EVENTS or shares.has_all(account, total // EVENTS_SHARE, self._event_calls, caller.event_calls)
 
     def _check_share(self, caller: CallerQueue, account: Account, work: int, on_connection: int) -> None:
-        calls_max = _available(CALLS_PER_CALLER_MAX, work)
+        _, calls_max, on_connection_max = self._available[work]
         has_its_share = self._has_its_share(caller, account, work)
         # This call is counted already, by `enter`; hence the 1 less in the message.
         if caller.calls > calls_max or has_its_share:
             allowed = "its current share" if has_its_share else calls_max
             message = f"{caller.calls - 1} calls of one caller are in flight; allowed: {allowed}"
             raise self._exhausted("calls_per_caller", message, self._next_end_ms(caller))
-        calls_max = _available(self._calls_per_connection_max, work)
-        if on_connection >= calls_max:
-            message = f"{on_connection} calls are in flight on one connection; allowed: {calls_max}"
+        if on_connection >= on_connection_max:
+            message = f"{on_connection} calls are in flight on one connection; allowed: {on_connection_max}"
             raise self._exhausted("calls_per_connection", message, self._next_end_ms(caller))
         queued_max = CALLS_QUEUED_PER_CALLER_MAX
         # Calls that wait for their turn hold messages, which nothing counts. Once these fill the memory, those of the
@@ -430,10 +430,6 @@ class Admission:
         """Give the place back. Call once."""
         rules = self._rules
         self._gate.leave(self.caller, rules.work, is_unary=rules.is_unary, connection=self._connection)
-
-
-def _available(limit: int, work: int) -> int:
-    return limit if work == EVENTS else limit - limit // EVENTS_SHARE
 
 
 def _deadline_passed() -> RpcError:

@@ -367,23 +367,21 @@ class _ItemRows(_RowBatch):
     def __init__(self, kind: int, timeout_ms_default: int) -> None:
         super().__init__(kind, timeout_ms_default)
         self._shape: Final = ROW_SHAPES[kind]
-        batch = self._batch
-        self._of_condition: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_condition]
-        self._of_item: Final = [(field, getattr(batch, field.batch_name)) for field in self._shape.of_item]
 
     def _add_condition(self, operation: operation_pb2.Operation) -> int:
-        condition = getattr(operation, self._shape.condition)
-        items = getattr(condition, self._shape.items)
-        for field, values in self._of_condition:
-            values.append(field.of(condition))
+        shape, batch = self._shape, self._batch
+        condition = getattr(operation, shape.condition)
+        items = getattr(condition, shape.items)
+        for field in shape.of_condition:
+            getattr(batch, field.batch_name).append(field.of(condition))
         for item in items:
-            if self._shape.are_keys:
+            if shape.are_keys:
                 named = (item.key, codes.UNKNOWN)
             else:
                 named = (item.topic_partition.topic, item.topic_partition.partition)
-            self._batch.item_indexes.append(self._names.setdefault(named, len(self._names)))
-            for field, values in self._of_item:
-                values.append(field.of(item))
+            batch.item_indexes.append(self._names.setdefault(named, len(self._names)))
+            for field in shape.of_item:
+                getattr(batch, field.batch_name).append(field.of(item))
         return len(items)
 
     def _add_names(self) -> None:

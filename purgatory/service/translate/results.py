@@ -33,6 +33,10 @@ SINGLE_NAMES: Final = [column.name for column in (*SHORTENED, *RESULT_ITEM_COLUM
 SINGLE_DEFAULTS: Final = [column.default for column in (*SHORTENED, *RESULT_ITEM_COLUMNS)]
 ROW_COLUMNS: Final = tuple(column for column in RESULT_COLUMNS if column.name != "item_count")
 """Fields of a result's row."""
+ROW_COLUMNS_OF: Final = attrgetter(*(column.attribute for column in ROW_COLUMNS))
+ROW_NAMES: Final = [column.name for column in ROW_COLUMNS]
+ITEM_NAMES: Final = [column.name for column in RESULT_ITEM_COLUMNS]
+ITEM_DEFAULTS: Final = [column.default for column in RESULT_ITEM_COLUMNS]
 
 
 def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = False) -> operation_pb2.OperationRefusal:
@@ -264,8 +268,10 @@ def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: Re
 def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, fetched: int) -> None:
     """Write one result into an empty message. Its items start at `item`, and those of a fetch at `fetched`."""
     completions, kind = part.completions, part.kind
-    for column in ROW_COLUMNS:
-        setattr(row, column.name, getattr(completions, column.attribute)[place])
+    # Without those that are 0, as they are when the message is new.
+    values = [*map(getitem, ROW_COLUMNS_OF(completions), repeat(place))]
+    for name, value in compress(zip(ROW_NAMES, values, strict=True), values):
+        setattr(row, name, value)
     stop = item + completions.item_counts[place]
     full = full_at(completions, item, stop)
     for number, one in enumerate(range(item, stop)):
@@ -288,11 +294,11 @@ def fill_partition(partition: result_pb2.PartitionResult, completions: Results, 
     if number < 0:
         partition.key = name
     else:
-        partition.topic_partition.topic, partition.topic_partition.partition = name, number
-    for column in RESULT_ITEM_COLUMNS:
-        value = getattr(completions, column.attribute)[item]
-        if value != column.default:
-            setattr(partition, column.name, value)
+        named = partition.topic_partition
+        named.topic, named.partition = name, number
+    values = [*map(getitem, ITEM_COLUMNS_OF(completions), repeat(item))]
+    for column, value in compress(zip(ITEM_NAMES, values, strict=True), map(ne, values, ITEM_DEFAULTS)):
+        setattr(partition, column, value)
     if item in completions.stale_marks:
         partition.stale_ms, partition.stale_reason = completions.stale_marks[item]
 
