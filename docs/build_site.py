@@ -1,7 +1,8 @@
 """Build the documentation as a site: `python docs/build_site.py FOLDER` writes FOLDER/site. FOLDER is new or empty.
 
 Zensical builds a copy of the pages, in FOLDER/docs. The copy has the reference of the API, which is made from the
-comments of the contract, and no links into the source tree, which is not part of the site.
+comments of the contract, and no links into the source tree, which is not part of the site. The site also has each page
+as Markdown, with the same path and `.md`, and llms.txt, which lists them for programs.
 """
 
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -30,12 +32,27 @@ def main(folder: Path) -> int:
     (pages / "api.md").write_text(api_reference(), encoding="utf-8")
     shutil.copy(ROOT / "zensical.toml", folder)
     build = [sys.executable, "-m", "zensical", "build", "--strict", "-f", str(folder / "zensical.toml")]
-    return subprocess.run(build, check=False).returncode  # noqa: S603 - a fixed command
+    code = subprocess.run(build, check=False).returncode  # noqa: S603 - a fixed command
+    for page in pages.rglob("*.md"):
+        shutil.copy(page, folder / "site" / page.relative_to(pages))
+    (folder / "site" / "llms.txt").write_text(page_list(), encoding="utf-8")
+    return code
+
+
+def page_list() -> str:
+    """The navigation as llms.txt (llmstxt.org), whose links lead to the pages as Markdown."""
+    project = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]
+    lines = [f"# {project['site_name']}", "", f"> {project['site_description']}"]
+    for title, entries in (item for part in project["nav"] for item in part.items()):
+        lines += ["", f"## {title}", ""]
+        for entry in [{title: entries}] if isinstance(entries, str) else entries:
+            lines += [f"- [{name}]({page})" for name, page in entry.items()]
+    return "\n".join(lines) + "\n"
 
 
 def without_links(markdown: str, up: str) -> str:
-    """Replace links that lead above the documentation, by the path `up`, with their texts."""
-    return re.sub(rf"!?\[([^\]]*)\]\({re.escape(up)}[^)]*\)", r"\1", markdown)
+    """Replace links that lead above the documentation, by the path `up`, or to a program, with their texts."""
+    return re.sub(rf"!?\[([^\]]*)\]\((?:{re.escape(up)}[^)]*|[\w/]+\.py)\)", r"\1", markdown)
 
 
 def api_reference() -> str:

@@ -30,11 +30,12 @@ def advance_as_told(page: Path, daemon: DaemonProcess) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The pages of the site as HTML, by their path in it. The build fails on warnings."""
+    """The pages of the site as HTML and as Markdown, and llms.txt, by their path in it. The build fails on warnings."""
     folder = tmp_path_factory.mktemp("site") / "built"
     run_program([sys.executable, "docs/build_site.py", str(folder)], cwd=ROOT, timeout_s=120)
     pages = folder / "site"
-    built_pages = [page for page in pages.rglob("*.html") if page.name != "404.html"]  # its links are absolute
+    built = [page for page in pages.rglob("*") if page.suffix in {".html", ".md", ".txt"}]
+    built_pages = [page for page in built if page.name != "404.html"]  # its links are absolute
     return {str(page.relative_to(pages)): page.read_text("utf-8") for page in built_pages}
 
 
@@ -66,11 +67,18 @@ def test_links_within_the_site_lead_to_headings(site: dict[str, str]) -> None:
     ids = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in site.items()}
     dead = []
     for page, text in site.items():
-        for target, anchor in re.findall(r'<a href="([^":#]*\.html)?(?:#([^"]+))?"', text):
+        for target, anchor in re.findall(r'<a href="([^":#]+\.\w+)?(?:#([^"]+))?"', text):
             where = os.path.normpath(Path(page).parent / target) if target else page
             if where not in ids or (anchor and not anchor.startswith("__") and anchor not in ids[where]):
                 dead.append(f"{page}: {target}#{anchor}")
     assert dead == []
+
+
+def test_site_has_each_page_as_markdown_for_programs(site: dict[str, str]) -> None:
+    listed = re.findall(r"^- \[.+\]\((.+)\)$", site["llms.txt"], re.MULTILINE)
+    assert sorted(listed) == sorted(page for page in site if page.endswith(".md"))
+    links = [(page, link) for page in listed for link in re.findall(r"\]\(([^)#:]+\.md)", site[page])]
+    assert [link for page, link in links if os.path.normpath(Path(page).parent / link) not in site] == []
 
 
 @pytest.mark.parametrize("page", ["docs/start/python.md", "README.md"])
