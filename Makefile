@@ -17,6 +17,7 @@ WORKERS ?= 3
 SEEDS ?= 20
 JOBS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+BUILDING := setuptools grpcio-tools mypy librt types-protobuf types-grpcio
 # Tests start hundreds of Python processes. Where the environment forbids bytecode files, as in many images, each of them
 # would compile the tree again, and each worker of pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -173,12 +174,20 @@ wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@$(PIP) wheel -q --no-build-isolation --no-deps -w $(DIST) .
 	@rm -rf purgatory_waits.egg-info # otherwise Python, run from here, takes it for the installed package
 
-.PHONY: bench-quick bench-compare bench-pipeline bench-stream bench-timers
+.PHONY: bench-quick bench-compare bench-pipeline bench-pythons bench-stream bench-timers
 bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its peers (ARGS="--only 'timer/*'")
 	@$(BIN)/python -m bench $(ARGS)
 
 bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing written
 	@$(BIN)/python -m bench --quick $(ARGS)
+
+PYTHONS ?= python3.12 python3.13
+bench-pythons: $(STAMPS)/profiled ## Compile the engine for other Pythons as well, and compare (PYTHONS="python3.13 python3.14")
+	@set -e; export PURGATORY_BUILD=compiled; for python in $(PYTHONS); do \
+		there=.build/pythons/$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+		$$python -m venv $$there; $$there/bin/python -m pip install -q -c constraints.txt $(BUILDING); \
+		$$there/bin/python setup.py -q profile; $$there/bin/python setup.py -q build_ext --inplace; done
+	@$(BIN)/python -m bench --only engine/python-versions $(ARGS)
 
 bench-timers: $(STAMPS)/engine ## Measure each operation of seven timers (ARGS="--pending 100000")
 	@$(BIN)/python -m bench.timer_table $(ARGS)
@@ -223,7 +232,7 @@ $(STAMPS)/venv:
 
 $(STAMPS)/building: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
 	@echo "== installing what building needs"
-	@$(PIP) install -q -c constraints.txt setuptools grpcio-tools mypy librt types-protobuf types-grpcio
+	@$(PIP) install -q -c constraints.txt $(BUILDING)
 	@touch $@
 
 # With -j while the engine is compiled. Stubs before: the installation would generate them too.
@@ -268,7 +277,7 @@ $(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/building
 $(STAMPS)/engine: $(STAMPS)/compiled $(STAMPS)/serving
 	@touch $@
 
-$(STAMPS)/compiled: $(ENGINE) $(STAMPS)/stubs
+$(STAMPS)/compiled: $(ENGINE) engine_references.h $(STAMPS)/stubs
 	@echo "== compiling the engine"
 	@rm -rf ./*.so build/profile build/temp.* && find purgatory/engine -name "*.so" -delete
 	@$(BIN)/python setup.py -q build_ext --inplace

@@ -34,6 +34,9 @@ SHARED_LIBRARY = f"{GROUP}__mypyc"
 INLINING = ["-fno-semantic-interposition", "-fvisibility=hidden"] if os.name == "posix" else []
 """No function of the library is interposed by another of the same name, so the C compiler may inline them."""
 
+REFERENCES = ROOT / "engine_references.h"
+"""How compiled code counts references. Included before the C files that mypyc writes."""
+
 PROFILE = ROOT / "build" / "profile"
 INSTRUMENTED = [f"-fprofile-generate={PROFILE}", "-fprofile-update=single"]
 BY_PROFILE = [f"-fprofile-use={PROFILE}", "-fprofile-partial-training", "-Wno-missing-profile"]
@@ -170,9 +173,12 @@ class BuildEngine(build_ext):
         os.chdir(ROOT)  # mypy finds its settings in pyproject.toml here
         modules = sorted(str(path.relative_to(ROOT)) for path in ENGINE.rglob("*.py") if path.name != "__init__.py")
         extensions = mypycify(modules, opt_level="3", debug_level="0", group_name=GROUP, target_dir=self.build_temp)
-        for extension in extensions:
-            extension.extra_compile_args += INLINING + self.profiling
-            extension.extra_link_args += self.profiling
+        for extension in extensions:  # mypyc's lists are shared by all extensions, so they are replaced
+            extension.extra_compile_args = [*extension.extra_compile_args, *INLINING, *self.profiling]
+            extension.extra_link_args = [*extension.extra_link_args, *self.profiling]
+            if extension.name == SHARED_LIBRARY and os.name == "posix":
+                extension.extra_compile_args += ["-include", str(REFERENCES)]
+                extension.depends += [str(REFERENCES)]
         self.distribution.ext_modules = extensions
         self.swig_opts = None  # finalize_options() made it a list, which it cannot read again
         self.finalize_options()

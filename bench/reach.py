@@ -41,6 +41,7 @@ REACH: Final[dict[tuple[str, str | None], Reach]] = {
     ("engine/five-partitions", "kafka"): Reach(2.5),
     ("engine/zipf", "kafka"): Reach(2),
     ("engine/falling", "kafka"): Reach(4),
+    **{(f"engine/python-versions/{version}", "3.11"): Reach(0.95) for version in ("3.12", "3.13", "3.14")},
     ("engine/fetch-evaluations", "kafka"): Reach(value_max=20),
     ("timer/add-cancel", "kafka"): Reach(1),
     ("timer/add-cancel", "netty"): Reach(1),

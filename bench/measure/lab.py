@@ -52,9 +52,9 @@ class Lab:
         process: T | None = self._processes[key]
         return process
 
-    def worker(self, module: str, name: str = "") -> Worker:
-        """A Python worker that runs `module`, one per name."""
-        worker = self._started(python_worker, module, name=name)
+    def worker(self, module: str, name: str = "", interpreter: str = sys.executable) -> Worker:
+        """A Python worker that runs `module`, one per name and interpreter."""
+        worker = self._started(python_worker, module, interpreter, name=name)
         assert worker is not None
         return worker
 

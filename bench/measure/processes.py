@@ -180,8 +180,8 @@ def daemon(*arguments: str) -> Iterator[DaemonProcess]:
         yield process
 
 
-def python_worker(module: str) -> Worker:
-    return Worker([sys.executable, "-m", module])
+def python_worker(module: str, interpreter: str = sys.executable) -> Worker:
+    return Worker([interpreter, "-m", module])
 
 
 def python_server(module: str) -> Server:

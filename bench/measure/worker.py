@@ -12,8 +12,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, get_type_hints
 
-import uvloop
-
 __all__ = ["Numbers", "Workload", "measured", "on_uvloop", "resident_bytes", "serve"]
 
 Numbers = dict[str, float]
@@ -44,6 +42,8 @@ def on_uvloop(work: Callable[P, Coroutine[Any, Any, Numbers]]) -> Callable[P, Nu
 
     @wraps(work)
     def run(*arguments: P.args, **keywords: P.kwargs) -> Numbers:
+        import uvloop  # noqa: PLC0415 - not installed for other Pythons, which run the engine only
+
         return uvloop.run(work(*arguments, **keywords))
 
     return run

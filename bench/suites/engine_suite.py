@@ -1,13 +1,14 @@
 """The engine and its timer in one process, compared with those of Kafka, Netty and Python."""
 
+import sys
 from collections.abc import Mapping
 from typing import Final
 
 from bench.measure.lab import Lab
 from bench.measure.pairing import Figure, Measure
-from bench.measure.processes import Worker, run_of
+from bench.measure.processes import ROOT, Worker, run_of
 
-__all__ = ["engine", "memory", "timers", "uneven"]
+__all__ = ["engine", "memory", "python_versions", "timers", "uneven"]
 
 ENGINE: Final = "bench.subjects.engine_runs"
 PATTERNS: Final = "bench.subjects.engine_patterns"
@@ -22,6 +23,8 @@ UNEVEN: Final[dict[str, dict[str, float]]] = {
     "falling": {"pending": 10_000, "step": 10},
 }
 """Workloads with an uneven load, and their parameters."""
+PYTHONS: Final = ROOT / ".build" / "pythons"
+"""Where `make bench-pythons` makes an environment for each other version, named by it."""
 
 
 def running(peers: Mapping[str, Worker | None], workload: str, **parameters: float) -> dict[str, Measure | None]:
@@ -92,6 +95,25 @@ def uneven(lab: Lab) -> None:
             [Figure(f"engine/{workload}", "ops/s")],
             ("engine", run_of(patterns, workload, **work)),
             running({"kafka": kafka}, workload, **work),
+        )
+
+
+def python_versions(lab: Lab) -> None:
+    """Register and complete on other versions of Python, each compared with this one."""
+    work = {**shape(100), "seconds": lab.scale.seconds}
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    others = sorted(path for path in PYTHONS.glob("*") if path.name != here)
+    if not others:
+        lab.skip("engine/python-versions: no other Python, see make bench-pythons")
+    for other in others:
+        if not list(ROOT.glob(f"purgatory_engine__mypyc.cpython-{other.name.replace('.', '')}-*.so")):
+            lab.skip(f"engine/python-versions/{other.name}: the engine is not compiled for it, see make bench-pythons")
+            continue
+        worker = lab.worker(ENGINE, interpreter=str(other / "bin" / "python"))
+        lab.measure(
+            [Figure(f"engine/python-versions/{other.name}", "ops/s")],
+            ("engine", run_of(worker, "register-complete", **work)),
+            {here: run_of(lab.worker(ENGINE), "register-complete", **work)},
         )
 
 
