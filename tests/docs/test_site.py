@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,6 @@ import pytest
 from tests.docs.pages import PAGES, ROOT, texts
 from tests.kit.daemon import DaemonProcess
 from tests.kit.programs import run_program
-from tests.strangers.client_builds import BUILT, build_java, tool_path
-
-START = ROOT / "docs" / "start"
-CLI = "from purgatory.cli import main; main()"
-
-
-def advance_as_told(page: Path, daemon: DaemonProcess) -> None:
-    """Run the `purgatory advance` command of a page."""
-    [arguments] = re.findall(r"`purgatory (advance [^`]+)`", page.read_text("utf-8"))
-    run_program([sys.executable, "-c", CLI, *arguments.split(), "--address", daemon.address])
 
 
 @pytest.fixture(scope="module")
@@ -112,26 +101,3 @@ def test_first_wait_with_curl(daemon: DaemonProcess) -> None:
     got, shown = (json.loads(text)["result"] for text in (answer, expected))
     got.setdefault("waitedMs", "0")  # left out if the mark came first
     assert {**got, "waitedMs": shown["waitedMs"]} == shown
-
-
-@pytest.mark.xdist_group("strangers")
-@pytest.mark.parametrize(("page", "build"), [("java.md", build_java)], ids=["java"])
-def test_first_wait_in_another_language_prints_what_is_shown(
-    page: str, build: Callable[[], list[str]], daemon: DaemonProcess
-) -> None:
-    BUILT.mkdir(parents=True, exist_ok=True)
-    build()
-    [commands] = texts(f"docs/start/{page}", "sh")
-    [printed] = texts(f"docs/start/{page}", "text")
-    folder, *_, last = commands.splitlines()
-    assert "127.0.0.1:7440" in last
-    waiting = subprocess.Popen(
-        ["sh", "-c", f"{folder} && {last.replace('127.0.0.1:7440', daemon.address)}"],
-        cwd=ROOT,
-        env={**os.environ, "PATH": tool_path()},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    advance_as_told(START / page, daemon)
-    answer, _ = waiting.communicate(timeout=120)
-    assert sorted(answer.splitlines()) == printed.splitlines()

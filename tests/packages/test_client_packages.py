@@ -94,9 +94,7 @@ def make_java_project(folder: Path) -> None:
     program = (CLIENTS / "java/src/main/java/purgatory/client/Resume.java").read_text("utf-8")
     sources = folder / "src" / "main" / "java"
     sources.mkdir(parents=True)
-    (sources / "Resume.java").write_text(
-        program.replace("package purgatory.client;", "import purgatory.client.Session;")
-    )
+    (sources / "Resume.java").write_text(program.replace("package purgatory.client;", "import purgatory.client.*;"))
     run_tool("JAVA", ["mvn", "-q", "-B", "-U", "compile", DEPENDENCIES, "-DoutputDirectory=lib"], folder)
 
 

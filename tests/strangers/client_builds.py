@@ -37,7 +37,7 @@ def tool_path() -> str:
 
 
 def build_go(program: str = "resume") -> list[str]:
-    """The command of a program in client/go/cmd: "resume", "once" or "conformance"."""
+    """The command of a program in client/go/cmd: "resume" or "conformance"."""
     require("GO", "go")
     folder, built = CLIENTS / "go", BUILT / "go"
     if is_new("go", "go", built / "conformance"):
@@ -60,7 +60,7 @@ def go_tool(package: str) -> str:
 
 
 def build_typescript(program: str = "resume") -> list[str]:
-    """The command of a program in client/typescript/src, in Node: "resume", "once" or "conformance"."""
+    """The command of a program in client/typescript/src, in Node: "resume" or "conformance"."""
     require("NODE", "node", "npm")
     folder = CLIENTS / "typescript"
     if is_new("typescript", "typescript", folder / "dist/bundle.js"):

@@ -1,4 +1,4 @@
-"""docs/grpc.md: its calls, its programs, and the commands of grpcurl, ghz and buf run against the real daemon."""
+"""docs/grpc.md: its calls, and the commands of grpcurl, ghz and buf run against the real daemon."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.service.rpc.handlers import SERVICE
 from tests.kit.daemon import DaemonProcess
-from tests.strangers.client_builds import CLIENTS, ROOT, build_go, build_java, build_typescript, go_tool, tool_path
+from tests.strangers.client_builds import CLIENTS, ROOT, go_tool, tool_path
 
 PAGE = (ROOT / "docs" / "grpc.md").read_text("utf-8")
 EXAMPLES = re.findall(r"grpcurl -plaintext -d '([^']*)' \S+ purgatory\.v1\.PurgatoryService/(\w+)", PAGE)
@@ -31,28 +31,6 @@ def test_its_json_is_a_request_of_the_call(text: str, name: str) -> None:
         json_format.ParseDict(message, GetMessageClass(method.input_type)())
         rest, count = rest[end:].lstrip(), count + 1
     assert count == 1 or (method.client_streaming and count > 1)
-
-
-PROGRAMS = {
-    "go": (CLIENTS / "go/cmd/once/main.go", build_go, "OUTCOME_SATISFIED 42\n"),
-    "java": (CLIENTS / "java/src/main/java/purgatory/client/Once.java", build_java, "OUTCOME_SATISFIED 42\n"),
-    "ts": (CLIENTS / "typescript/src/once.ts", build_typescript, "SATISFIED 42\n"),
-}
-
-
-@pytest.mark.parametrize("language", PROGRAMS)
-def test_the_page_prints_the_file(language: str) -> None:
-    [printed] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    assert printed == PROGRAMS[language][0].read_text("utf-8")
-
-
-@pytest.mark.xdist_group("strangers")
-def test_it_waits_and_is_answered(shared_daemon: DaemonProcess) -> None:
-    for _, build, printed in PROGRAMS.values():
-        ran = subprocess.run(
-            [*build("once"), shared_daemon.address], capture_output=True, text=True, check=False, timeout=60
-        )
-        assert (ran.stdout, ran.returncode) == (printed, 0), ran.stderr
 
 
 def test_stated_versions_of_buf_and_node_are_the_tested_ones() -> None:

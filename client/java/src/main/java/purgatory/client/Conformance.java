@@ -22,7 +22,6 @@ import java.util.concurrent.CompletableFuture;
 import purgatory.v1.Operation;
 import purgatory.v1.Produce;
 import purgatory.v1.ProducePartition;
-import purgatory.v1.Result;
 import purgatory.v1.TopicPartition;
 
 /** The client as a program for the conformance test (docs/grpc.md). */
@@ -31,18 +30,18 @@ public final class Conformance {
 
   public static void main(String[] arguments) throws IOException {
     Session session = null;
-    Map<String, CompletableFuture<Result>> waits = new HashMap<>();
+    Map<String, CompletableFuture<WaitResult>> waits = new HashMap<>();
     BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
     for (String line; (line = lines.readLine()) != null; ) {
       String[] words = line.split(" ");
       switch (words[0]) {
         case "open" -> session = open(List.of(words));
         case "wait" -> {
-          CompletableFuture<Result> wait = session.submit(produce(words));
+          CompletableFuture<WaitResult> wait = session.submit(produce(words));
           wait.whenComplete((result, failed) -> System.out.println(words[1] + " " + ending(result, failed)));
           waits.put(words[1], wait);
         }
-        case "cancel" -> waits.get(words[1]).cancel(false);
+        case "cancel" -> waits.get(words[1]).completeExceptionally(new CancellationException()); // as from outside
         case "close" -> {
           try {
             session.close();
@@ -89,7 +88,7 @@ public final class Conformance {
     return Operation.newBuilder().setTimeoutMs(Long.parseLong(words[2])).setProduce(produce).build();
   }
 
-  private static String ending(Result result, Throwable failed) {
+  private static String ending(WaitResult result, Throwable failed) {
     if (failed instanceof CancellationException) {
       return "cancelled";
     } else if (failed instanceof Session.EndedException ended) {
@@ -98,6 +97,6 @@ public final class Conformance {
     if (failed != null) {
       return "refused";
     }
-    return result.getOutcome().name().replace("OUTCOME_", "").toLowerCase() + " " + result.getWaitedMs();
+    return result.outcome().name().replace("OUTCOME_", "").toLowerCase() + " " + result.message().getWaitedMs();
   }
 }

@@ -34,13 +34,13 @@ public final class Resume {
             .build();
     String id = "java-" + UUID.randomUUID();
     try (Session session = new Session(channel, id, Session.Options.DEFAULT)) {
-      List<CompletableFuture<Result>> results = new ArrayList<>();
+      List<CompletableFuture<WaitResult>> results = new ArrayList<>();
       for (long offset = 1; offset <= count; offset++) {
         results.add(session.submit(produce(topic, offset)));
       }
       StringBuilder lines = new StringBuilder();
-      for (CompletableFuture<Result> one : results) {
-        Result result = one.join();
+      for (CompletableFuture<WaitResult> one : results) {
+        Result result = one.join().message();
         long offset = result.getPartitions(0).getRequiredOffset();
         lines.append("%d %s %d\n".formatted(result.getOperationId(), result.getOutcome(), offset));
       }

@@ -1,6 +1,10 @@
 package purgatory.client;
 
+import com.google.protobuf.ByteString;
 import io.grpc.Channel;
+import io.grpc.ChannelCredentials;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
 import io.grpc.Status;
@@ -11,21 +15,29 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.TreeMap;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import purgatory.v1.AcknowledgeResults;
+import purgatory.v1.AdvanceReceipt;
+import purgatory.v1.AdvanceRequest;
 import purgatory.v1.CancelOperations;
 import purgatory.v1.CancelReceipt;
 import purgatory.v1.CloseSessionRequest;
+import purgatory.v1.Event;
+import purgatory.v1.EventRefusal;
+import purgatory.v1.EventRows;
 import purgatory.v1.GoingAway;
 import purgatory.v1.Heartbeat;
+import purgatory.v1.HighWatermark;
+import purgatory.v1.KeySignalled;
 import purgatory.v1.OpenSession;
 import purgatory.v1.Operation;
 import purgatory.v1.OperationRefusal;
 import purgatory.v1.OperationRows;
 import purgatory.v1.OperationsExtended;
-import purgatory.v1.Outcome;
 import purgatory.v1.PurgatoryServiceGrpc;
 import purgatory.v1.Receipt;
 import purgatory.v1.RegisterBatch;
@@ -82,7 +94,7 @@ public final class Session implements AutoCloseable {
   }
 
   /** An operation that has no result yet. */
-  private record Wait(Operation operation, long submittedMs, CompletableFuture<Result> result, Sent sent) {
+  private record Wait(Operation operation, long submittedMs, CompletableFuture<WaitResult> result, Sent sent) {
     long id() {
       return operation.getOperationId();
     }
@@ -106,6 +118,7 @@ public final class Session implements AutoCloseable {
   private final String id;
   private final Options options;
   private final Thread thread;
+  private ManagedChannel owned; // to be ended with the session; null: it belongs to the caller
 
   // Guarded by `this`, which is notified of every change that may give the session's thread something to do.
   private final TreeMap<Long, Wait> pending = new TreeMap<>();
@@ -134,14 +147,50 @@ public final class Session implements AutoCloseable {
     thread.start();
   }
 
+  /** Opens a session at the daemon at "127.0.0.1:7440". Of several ("a:7440,b:7440") it uses the one that serves. */
+  public static Session connect(String addresses) {
+    return connect(addresses, InsecureChannelCredentials.create(), Options.DEFAULT);
+  }
+
+  public static Session connect(String addresses, ChannelCredentials credentials, Options options) {
+    String target = addresses.contains(":///") ? addresses : "purgatory:///" + addresses;
+    ManagedChannel channel =
+        Grpc.newChannelBuilder(target, credentials)
+            .defaultServiceConfig(DaemonList.SERVICE_CONFIG)
+            .keepAliveTime(10, TimeUnit.SECONDS) // notices a daemon that hangs
+            .keepAliveTimeout(1, TimeUnit.SECONDS)
+            .build();
+    Session session = new Session(channel, UUID.randomUUID().toString(), options);
+    session.owned = channel;
+    return session;
+  }
+
+  /** As `submit`, for callers that wait here. An interrupt cancels the operation. */
+  public WaitResult await(Condition condition, Duration timeout) throws InterruptedException {
+    CompletableFuture<WaitResult> result = submit(condition, timeout);
+    try {
+      return result.get();
+    } catch (ExecutionException failed) {
+      throw (RuntimeException) failed.getCause(); // all of ours are
+    } finally {
+      result.cancel(false);
+    }
+  }
+
+  /** Waits until the condition is true, or for as long as `timeout` says; zero asks for an answer at once. */
+  public CompletableFuture<WaitResult> submit(Condition condition, Duration timeout) {
+    long timeoutMs = timeout.plusNanos(999_999).toMillis(); // 0 would ask for an answer at once
+    return submit(condition.operation().toBuilder().setTimeoutMs(timeoutMs).build());
+  }
+
   /**
-   * Registers an operation, whose id is set here. Cancelling the future cancels the operation. The result has
-   * OUTCOME_REFUSED if the daemon refuses the operation, or if it is too large for a message. The future fails if the session
-   * ends first: with an EndedException, or with a StatusRuntimeException of the daemon. Callbacks run on a thread of the
-   * channel, and must not block.
+   * Registers an operation, whose id is set here. Completing the future from outside, as by `cancel` or `orTimeout`, cancels the
+   * operation. The future fails with a RefusedException if the daemon refuses the operation, or if it is too large for a
+   * message; and if the session ends first, with an EndedException, or with a StatusRuntimeException of the daemon.
+   * Callbacks run on a thread of the channel, and must not block.
    */
-  public CompletableFuture<Result> submit(Operation operation) {
-    CompletableFuture<Result> result = new CompletableFuture<>();
+  public CompletableFuture<WaitResult> submit(Operation operation) {
+    CompletableFuture<WaitResult> result = new CompletableFuture<>();
     long operationId;
     synchronized (this) {
       if (error != null) {
@@ -155,13 +204,42 @@ public final class Session implements AutoCloseable {
       pending.put(operationId, new Wait(numbered, nowMs(), result, new Sent()));
       notifyAll();
     }
-    result.whenComplete(
-        (value, failure) -> {
-          if (result.isCancelled()) {
-            cancel(operationId);
-          }
-        });
+    result.whenComplete((value, failure) -> cancel(operationId)); // from outside: this class forgets the wait first
     return result;
+  }
+
+  /** Reports that the high watermark of a partition has reached an offset. The receipt counts the waits that it ended. */
+  public AdvanceReceipt advance(String partition, long offset) {
+    HighWatermark mark = HighWatermark.newBuilder().setOffset(offset).build();
+    return report(Event.newBuilder().setTopicPartition(Condition.partition(partition)).setHighWatermark(mark).build());
+  }
+
+  /** Signals a key, with the value that its waits get; empty: none. The first value of a key is kept. */
+  public AdvanceReceipt signal(String key, byte... value) {
+    KeySignalled signal = KeySignalled.newBuilder().setKey(key).setValue(ByteString.copyFrom(value)).build();
+    return report(Event.newBuilder().setKeySignalled(signal).build());
+  }
+
+  /** Signals that what a key stands for has failed, and why: its waits fail. */
+  public AdvanceReceipt fail(String key, byte... reason) {
+    KeySignalled.Builder signal = KeySignalled.newBuilder().setKey(key).setValue(ByteString.copyFrom(reason));
+    return report(Event.newBuilder().setKeySignalled(signal.setFailed(true)).build());
+  }
+
+  /**
+   * Sends events of any kind, in order. They are never sent twice: if the connection breaks, which is a
+   * StatusRuntimeException, they may or may not have been applied. Throws RefusedException if the daemon refuses one of
+   * them; the others are applied.
+   */
+  public AdvanceReceipt report(Event... events) {
+    AdvanceRequest request =
+        AdvanceRequest.newBuilder().setRows(EventRows.newBuilder().addAllEvents(List.of(events))).build();
+    AdvanceReceipt receipt =
+        blocking.withDeadlineAfter(CALL_TIMEOUT_MS, TimeUnit.MILLISECONDS).advance(request).getReceipt();
+    for (EventRefusal refusal : receipt.getRefusalsList()) {
+      throw new RefusedException(refusal.getCode(), refusal.getField(), refusal.getMessage());
+    }
+    return receipt;
   }
 
   private synchronized void cancel(long operationId) {
@@ -183,15 +261,19 @@ public final class Session implements AutoCloseable {
     } catch (InterruptedException interrupted) {
       Thread.currentThread().interrupt();
     }
-    if (error instanceof EndedException ended && ended.reason == EndedException.Reason.TAKEN_OVER) {
-      return;
-    }
     try {
+      if (error instanceof EndedException ended && ended.reason == EndedException.Reason.TAKEN_OVER) {
+        return;
+      }
       CloseSessionRequest request = CloseSessionRequest.newBuilder().setSessionId(id).build();
       blocking.withDeadlineAfter(CALL_TIMEOUT_MS, TimeUnit.MILLISECONDS).closeSession(request);
     } catch (StatusRuntimeException failed) {
       if (failed.getStatus().getCode() != Status.Code.NOT_FOUND) {
         throw failed;
+      }
+    } finally {
+      if (owned != null) {
+        owned.shutdownNow();
       }
     }
   }
@@ -270,13 +352,9 @@ public final class Session implements AutoCloseable {
     return waits.stream().filter(wait -> pending.remove(wait.id()) != null).toList();
   }
 
-  /** Completes these waits with OUTCOME_REFUSED. Call it without the lock: it runs callbacks. */
+  /** Fails these waits. Call it without the lock: it runs callbacks. */
   private void refuse(List<Wait> waits, int code, String field, String message) {
-    OperationRefusal.Builder refusal = OperationRefusal.newBuilder().setCode(code).setField(field).setMessage(message);
-    for (Wait wait : waits) {
-      Result.Builder result = Result.newBuilder().setOperationId(wait.id()).setOutcome(Outcome.OUTCOME_REFUSED);
-      wait.result.complete(result.setRefusal(refusal.setOperationId(wait.id())).build());
-    }
+    waits.forEach(wait -> wait.result.completeExceptionally(new RefusedException(code, field, message)));
   }
 
   /** True: the pause is over. False: the session has ended. */
@@ -528,9 +606,12 @@ public final class Session implements AutoCloseable {
         synchronized (Session.this) {
           wait = sequence > lastSequence ? pending.remove(result.getOperationId()) : null;
         }
-        if (wait != null) {
+        if (wait != null && result.hasRefusal()) {
+          OperationRefusal refusal = result.getRefusal();
+          refuse(List.of(wait), refusal.getCode(), refusal.getField(), refusal.getMessage());
+        } else if (wait != null) {
           long waitedMs = result.getWaitedMs() + wait.sent.beforeMs;
-          wait.result.complete(wait.sent.beforeMs == 0 ? result : result.toBuilder().setWaitedMs(waitedMs).build());
+          wait.result.complete(new WaitResult(result.toBuilder().setWaitedMs(waitedMs).build()));
         }
       }
       synchronized (Session.this) { // only now: what is acknowledged must have been delivered
