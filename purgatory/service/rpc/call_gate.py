@@ -388,7 +388,7 @@ class Admission:
     As a context manager it counts how its block ends. A call that is repeated has several blocks.
     """
 
-    __slots__ = ("_connection", "_gate", "_rules", "call", "caller", "code")
+    __slots__ = ("_connection", "_gate", "_rules", "call", "caller", "code", "turn")
 
     def __init__(self, gate: CallGate, rules: AdmissionRules, context: Context, connection: str = "") -> None:
         """Raises `RpcError` if the caller is unknown, or if a limit refuses the call."""
@@ -405,12 +405,10 @@ class Admission:
         self.caller: Final = caller
         recheck = partial(check_account, rules.account_of, context, account)
         self.call: Final = Call(context, account, partial(gate.queue.turn, caller, rules.work), recheck)
+        self.turn: Final = partial(gate.call_turn, context, caller, rules.work)
+        """The first turn of the call; see `CallGate.call_turn`."""
         self.code = code_pb2.OK
         """The status of a block that ends without an exception."""
-
-    async def turn(self) -> None:
-        """Acquire the first turn of the call. Raises `RpcError` if its deadline passes while it waits."""
-        await self._gate.call_turn(self.call.context, self.caller, self._rules.work)
 
     def __enter__(self) -> Call:
         return self.call
