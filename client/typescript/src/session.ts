@@ -51,6 +51,7 @@ export interface WaitOptions {
 export class SessionEnded extends Error {
   constructor(readonly reason: "taken_over" | "closed" | "unreachable", message: string) {
     super(message);
+    this.name = "SessionEnded";
   }
 }
 

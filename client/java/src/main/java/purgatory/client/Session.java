@@ -339,7 +339,8 @@ public final class Session implements AutoCloseable {
     }
     refuse(refused, Status.Code.RESOURCE_EXHAUSTED.value(), "", "refused for its size: " + ended);
     if (isGivenUp) {
-      String message = "no connection for " + options.giveUpAfter + ": " + ended;
+      String cause = ended.getCode() + ", " + ended.getDescription(); // a Status as text has a stack trace
+      String message = "no connection for " + options.giveUpAfter.toMillis() + " ms: " + cause;
       end(new EndedException(EndedException.Reason.UNREACHABLE, message));
     }
   }
