@@ -14,8 +14,6 @@ from concurrent.futures import Future
 from typing import Final, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
-__all__ = ["ClockThread", "RefusedAfterFork", "UsedAfterFork", "on_daemon_thread", "refuse_after_fork", "run_promptly"]
-
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)

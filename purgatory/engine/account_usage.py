@@ -6,8 +6,6 @@ from mypy_extensions import i64
 
 from purgatory.engine.memory_estimate import ITEM_BYTES, OPERATION_BYTES
 
-__all__ = ["LONG_AGO_MS", "NO_SHARE", "AccountUsage"]
-
 # Half of what an i64 holds: `Admission.open_for` adds a count to it, and compiled sums wrap without an error.
 NO_SHARE: Final[i64] = 2**62
 LONG_AGO_MS: Final[i64] = -(2**62)

@@ -10,7 +10,7 @@ Constructor arguments are ordered by how often they are passed: a compiled const
 order until it has found all that were passed.
 """
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 PartitionName = tuple[str, int]
 """(topic, partition): ("orders", 3) is orders-3."""
@@ -144,23 +144,14 @@ class EventBatch:
         self.values: Final[list[bytes]] = values
 
 
-class ReplicaSets:
+class ReplicaSets(NamedTuple):
     """Lists of an IN_SYNC_REPLICAS or LEADERSHIP event. Empty or -1: unchanged (`proposed`: nothing proposed)."""
 
-    def __init__(
-        self,
-        *,
-        replicas: list[int] = NOTHING,
-        in_sync: list[int] = NOTHING,
-        proposed: list[int] = NOTHING,
-        leader_id: int = -1,
-        min_in_sync_replicas: int = -1,
-    ) -> None:
-        self.replicas: Final[list[int]] = replicas
-        self.in_sync: Final[list[int]] = in_sync
-        self.proposed: Final[list[int]] = proposed
-        self.leader_id: Final = leader_id
-        self.min_in_sync_replicas: Final = min_in_sync_replicas
+    replicas: list[int] = NOTHING
+    in_sync: list[int] = NOTHING
+    proposed: list[int] = NOTHING
+    leader_id: int = -1
+    min_in_sync_replicas: int = -1
 
 
 class Receipt:

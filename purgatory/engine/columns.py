@@ -10,9 +10,6 @@ from mypy_extensions import i64
 
 from purgatory.engine.errors import InvalidBatch
 
-__all__ = ["OUT_OF_RANGE", "Column", "check_length", "value_at"]
-
-
 OUT_OF_RANGE: Final[i64] = -(2**62)
 """Stored in a `Column` in place of a value that is out of range."""
 

@@ -5,7 +5,7 @@ schema, `tail` and the tables of the pipeline. The two classes are written out b
 code fills them.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from librt.vecs import extend, vec
 from mypy_extensions import i64
@@ -13,26 +13,12 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven
 from purgatory.engine.kinds.operation_columns import INT32, INT64, ITEM, OPERATION
 
-__all__ = [
-    "FETCHED",
-    "FETCHED_COLUMNS",
-    "FLOAT64",
-    "NOTHING_STALE",
-    "NO_VALUES",
-    "OPTIONAL_COLUMNS",
-    "RESULT_COLUMNS",
-    "RESULT_ITEM_COLUMNS",
-    "Completions",
-    "FetchedPartition",
-    "ResultColumn",
-]
-
 FETCHED: Final = "fetched"
 """Level: one value per item of a fetch, in a `FetchedPartition`. The other levels are those of operation columns."""
 FLOAT64: Final = "float64"
 
 
-class ResultColumn:
+class ResultColumn(NamedTuple):
     """One column.
 
     `name`: on the wire, in the archive and in tables. `attribute`: of `Completions`, or of `FetchedPartition`.
@@ -40,24 +26,13 @@ class ResultColumn:
     `is_optional`: negative values mean that there is none.
     """
 
-    def __init__(
-        self,
-        name: str,
-        attribute: str,
-        level: str,
-        type_name: str = INT64,
-        default: float = 0,
-        *,
-        form: str = "q",
-        is_optional: bool = False,
-    ) -> None:
-        self.name: Final = name
-        self.attribute: Final = attribute
-        self.level: Final = level
-        self.type_name: Final = type_name
-        self.default: Final = default
-        self.is_optional: Final = is_optional
-        self.form: Final = form
+    name: str
+    attribute: str
+    level: str
+    type_name: str = INT64
+    default: float = 0
+    is_optional: bool = False
+    form: str = "q"
 
 
 RESULT_COLUMNS: Final = (
@@ -254,19 +229,11 @@ class Completions:
             self.paces_per_second = self.paces_per_second[:items]
 
 
-class FetchedPartition:
+class FetchedPartition(NamedTuple):
     """The result of reading one partition at the end of a fetch. Sizes in bytes; unknown or missing offsets are -1."""
 
-    def __init__(
-        self,
-        available_bytes: int,
-        high_watermark: int,
-        last_stable_offset: int,
-        diverging_epoch: int,
-        diverging_end_offset: int,
-    ) -> None:
-        self.available_bytes: Final = available_bytes
-        self.high_watermark: Final = high_watermark
-        self.last_stable_offset: Final = last_stable_offset
-        self.diverging_epoch: Final = diverging_epoch
-        self.diverging_end_offset: Final = diverging_end_offset
+    available_bytes: int
+    high_watermark: int
+    last_stable_offset: int
+    diverging_epoch: int
+    diverging_end_offset: int

@@ -38,8 +38,6 @@ from purgatory.engine.waiting.stale_waits import StaleWaits
 from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED, Wakeups
 
-__all__ = ["Engine"]
-
 
 class Engine:
     """Purgatory of all kinds of delayed operation. Times are monotonic milliseconds and must not decrease.

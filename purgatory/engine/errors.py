@@ -13,8 +13,6 @@ Any other exception from the engine is a bug.
 
 from typing import Final
 
-__all__ = ["InvalidBatch", "OperationEnded", "PurgatoryClosed", "PurgatoryError", "PurgatoryFull", "ReentrantCall"]
-
 
 class PurgatoryError(Exception):
     """Base class of the errors that the engine raises on purpose."""

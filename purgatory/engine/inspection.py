@@ -13,8 +13,6 @@ from purgatory.engine.waiting.pending import OUTCOMES_MAX, PendingOperations
 from purgatory.engine.waiting.tables import FREE, UNRESOLVED, Owner
 from purgatory.engine.waiting.wheel import level_tick_ms
 
-__all__ = ["EngineInspection"]
-
 SLOTS_PER_RESULT: Final = 50
 """A page visits at most this many slots for each result that it may return, plus a few thousand."""
 

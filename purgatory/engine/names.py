@@ -8,8 +8,6 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven, OperationBatch, PartitionName
 from purgatory.engine.codes import COMPOSITE, SIGNAL
 
-__all__ = ["cut", "dictionary_of", "key_fault", "partition_fault", "places_of"]
-
 PARTITION_MAX = 2**31 - 1
 
 CUT_LENGTH: Final = 80

@@ -16,8 +16,6 @@ from purgatory.engine.waiting.tables import FREE, Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED
 from purgatory.engine.waiting.wheel import MOVES_MAX
 
-__all__ = ["Performer"]
-
 EXPIRED_AT_A_TIME: Final = 16
 """Operations taken out of the wheel at once. All of them then end, whatever that costs: each may have 2,000 items."""
 

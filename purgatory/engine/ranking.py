@@ -9,8 +9,6 @@ from purgatory.engine.batches import AsGiven, PartitionName
 NAMES_MAX: Final = 200_000
 """Maximum number of distinct names, about 30 MB."""
 
-__all__ = ["PendingRanking", "RankedOperation", "WheelRing"]
-
 
 class RankedOperation(NamedTuple):
     """A pending operation at the time of the visit; it may have ended since."""

@@ -24,8 +24,6 @@ from purgatory.engine.waiting.admission import Admission
 from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED
 
-__all__ = ["Played", "Tape", "TapePlayer"]
-
 
 class Tape:
     """Steps in order, and the columns that they consume. `operations` has the batch of each kind at its code, or None.

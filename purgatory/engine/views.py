@@ -4,8 +4,6 @@ from typing import Final, NamedTuple
 
 from purgatory.engine.batches import PartitionName
 
-__all__ = ["ItemView", "KindCounts", "PartitionView", "PendingView", "RemainingTimes", "ReplicaView"]
-
 
 class ItemView(NamedTuple):
     """One partition (or key: (key, -1)) of a pending operation. error_code is 7 while it is waited for.

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-__all__ = ["ManualClock"]
-
 
 class ManualClock:
     """A `Clock` that only `jump` moves. Milliseconds."""

@@ -72,7 +72,8 @@ class DelayedOperationPurgatory:
         self._operations: Final[list[GenericOperation | None]] = []
         self._free_slots: Final[list[int]] = []
         self._shutdown_slot = 0
-        self._is_busy = False
+        self.is_busy = False
+        """Whether a public call is in progress. If so, another call comes from a hook or a signal handler."""
         self._is_evaluating = False
 
     @property
@@ -84,11 +85,6 @@ class DelayedOperationPurgatory:
     def key_count(self) -> int:
         """Keys with at least one watcher. A key is removed with its last watcher."""
         return len(self._watchers)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a public call is in progress. If so, this call comes from a hook or a signal handler."""
-        return self._is_busy
 
     def is_registered(self, operation: GenericOperation) -> bool:
         """Whether the operation is pending here."""
@@ -219,13 +215,13 @@ class DelayedOperationPurgatory:
         """Begin a public call. Returns True for the outermost call."""
         if self._is_evaluating:
             raise ReentrantCall("try_complete called its own purgatory; do it in on_complete")
-        outermost = not self._is_busy
-        self._is_busy = True
+        outermost = not self.is_busy
+        self.is_busy = True
         return outermost
 
     def _leave(self, outermost: bool) -> None:
         if outermost:
-            self._is_busy = False
+            self.is_busy = False
 
     def _set_now(self, now_ms: int) -> None:
         assert now_ms >= self.now_ms, f"clock went back: now_ms={now_ms} purgatory={self.now_ms}"

@@ -14,8 +14,6 @@ from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import NamedPartitions
 from purgatory.engine.names import key_fault, partition_fault
 
-__all__ = ["OPERATION_ID_MAX", "BatchColumns"]
-
 OPERATION_ID_MAX: Final = 2**61 - 1
 ITEM_COUNT_MAX: Final = 2**32 - 1
 

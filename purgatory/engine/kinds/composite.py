@@ -26,8 +26,6 @@ from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 from purgatory.engine.waiting.watches import ref_is_live, ref_item
 
-__all__ = ["CompositeKind", "RequestedTerms"]
-
 
 class RequestedTerms:
     """The terms of a row, by place: first those that must become true, then the failure arm."""

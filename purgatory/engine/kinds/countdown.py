@@ -20,8 +20,6 @@ from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 from purgatory.engine.waiting.watches import WatchList, ref_is_live, ref_item
 
-__all__ = ["Countdown", "TriedItems", "partition_fault"]
-
 
 def partition_fault(partition: Partition, leader_epoch: i64) -> i64:
     """The error code if waiting on the partition is impossible, else NONE. `leader_epoch` -1 matches any epoch.

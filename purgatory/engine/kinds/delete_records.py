@@ -13,8 +13,6 @@ from purgatory.engine.marks.partition import Partition
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED
 
-__all__ = ["DeleteRecordsKind"]
-
 
 @final
 class DeleteRecordsKind(Countdown):

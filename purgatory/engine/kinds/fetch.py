@@ -18,8 +18,6 @@ from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 from purgatory.engine.waiting.watches import WatchList, ref_is_live, ref_item
 
-__all__ = ["FetchKind"]
-
 
 @final
 class FetchKind(Kind):

@@ -19,8 +19,6 @@ from purgatory.engine.completions import FetchedPartition
 from purgatory.engine.kinds.countdown import partition_fault
 from purgatory.engine.marks.partition import FetchWatch, Partition
 
-__all__ = ["Fetch", "FetchAnswer", "FetchItem", "answer", "examine", "split_missing_bytes"]
-
 NEVER: Final[i64] = 2**62
 """A threshold that no reach passes: only a change of the partition's state can end the wait there."""
 

@@ -17,8 +17,6 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPla
 from purgatory.engine.waiting.tables import UNRESOLVED, ItemTable, Owner
 from purgatory.engine.waiting.watches import WatchList
 
-__all__ = ["Kind"]
-
 
 class Kind:
     """A kind of operation on partitions (or, where overridden, on signal keys).

@@ -14,8 +14,6 @@ from purgatory.engine.marks.event_checks import Fault
 from purgatory.engine.marks.registry import Partitions, SignalKeys
 from purgatory.engine.names import cut
 
-__all__ = ["OperationChecks"]
-
 
 class OperationChecks:
     """Checks one operation of a batch, in the order in which faults are reported."""

@@ -23,19 +23,6 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.columns import Column
 
-__all__ = [
-    "BOOL",
-    "COLUMNS_BY_NAME",
-    "INT32",
-    "INT64",
-    "ITEM",
-    "OPERATION",
-    "OPERATION_COLUMNS",
-    "OperationColumn",
-    "columns_of",
-    "default_of",
-]
-
 OPERATION: Final = "operation"
 ITEM: Final = "item"
 """Levels: one value per operation, or one per partition (or key) of an operation."""

@@ -4,8 +4,6 @@ from mypy_extensions import i64
 
 from purgatory.engine.codes import OFFSET_MAX
 
-__all__ = ["pace_per_second", "remaining_ms"]
-
 
 def remaining_ms(mark_before: i64, mark_now: i64, required: i64, waited_ms: i64) -> int:
     """Milliseconds until `required` is reached at the pace from `mark_before` to `mark_now` in `waited_ms`.

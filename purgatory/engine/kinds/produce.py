@@ -15,8 +15,6 @@ from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 from purgatory.engine.waiting.watches import ref_is_live, ref_item
 
-__all__ = ["ProduceKind"]
-
 
 @final
 class ProduceKind(Countdown):

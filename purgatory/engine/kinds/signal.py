@@ -23,8 +23,6 @@ from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 from purgatory.engine.waiting.watches import ref_is_live, ref_item
 from purgatory.engine.waiting.wheel import round_up_to_tick
 
-__all__ = ["SignalKind"]
-
 NEVER_MS: Final[i64] = 2**62
 
 

@@ -34,8 +34,6 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.names import cut
 
-__all__ = ["Event", "EventChecks", "Fault", "check_columns", "no_memory"]
-
 INT32_MAX: Final = 2**31 - 1
 POSITION_MAX: Final = OFFSET_MAX // 4
 """Byte positions add up over segments."""

@@ -4,7 +4,7 @@ The translation from the wire, the archive's schema and the pipeline's rows read
 name of an event, and lists of replicas (`ReplicaSets`), which columns cannot express.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from purgatory.engine.codes import (
     FOLLOWER_PROGRESS,
@@ -20,26 +20,21 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.kinds.operation_columns import INT32, INT64
 
-__all__ = ["EVENT_COLUMNS", "EventColumn", "row_fields"]
 
-
-class EventColumn:
+class EventColumn(NamedTuple):
     """One column.
 
     `name`: in the archive, and the field of the wire's columns. `batch_name`: the attribute of `EventBatch`.
     `default`: for events that do not have it. `row_names`: by event type, the field of the wire's rows.
     """
 
-    def __init__(
-        self, name: str, batch_name: str, type_name: str, default: int, row_names: dict[int, str], on_wire: bool = True
-    ) -> None:
-        self.name: Final = name
-        self.batch_name: Final = batch_name
-        self.type_name: Final = type_name
-        self.default: Final = default
-        self.row_names: Final = row_names
-        self.on_wire: Final = on_wire
-        """Whether the wire's columns have it."""
+    name: str
+    batch_name: str
+    type_name: str
+    default: int
+    row_names: dict[int, str]
+    on_wire: bool = True
+    """Whether the wire's columns have it."""
 
 
 EVENT_COLUMNS: Final = (

@@ -20,8 +20,6 @@ from purgatory.engine.marks.signals import Signals
 from purgatory.engine.names import partition_fault
 from purgatory.engine.waiting.wakeups import Wakeups
 
-__all__ = ["Events"]
-
 POSITIONS_WHEN_FULL: Final = 64
 """While memory is short, positions of a partition are thinned at this count; they stay correct but less exact."""
 

@@ -11,8 +11,6 @@ from mypy_extensions import i64
 
 from purgatory.engine.account_usage import AccountUsage
 
-__all__ = ["IdleKeys"]
-
 TOLERANCE: Final[i64] = 16
 """An account may be taken from although another has more, by one in this many: finding the largest visits all."""
 

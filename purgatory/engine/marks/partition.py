@@ -19,9 +19,6 @@ from purgatory.engine.codes import KINDS
 from purgatory.engine.marks.positions import PositionIndex
 from purgatory.engine.waiting.watches import WatchList
 
-__all__ = ["NO_FETCH_OFFSET", "EpochCache", "FetchWatch", "Partition", "Replica"]
-
-
 ENTRIES_MAX: Final = 1_000
 
 DROPPED_BELOW: Final = -1

@@ -19,8 +19,6 @@ from mypy_extensions import i64
 
 from purgatory.engine.codes import OFFSET_MAX
 
-__all__ = ["ENTRIES_MAX", "PositionIndex"]
-
 ENTRIES_MAX: Final = 512
 
 

@@ -12,8 +12,6 @@ from purgatory.engine.marks.idle_keys import IdleKeys
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.waiting.watches import WatchList
 
-__all__ = ["NamedPartitions", "Partitions", "SignalKey", "SignalKeys"]
-
 NO_VALUE: Final = b""
 
 

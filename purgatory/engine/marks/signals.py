@@ -14,8 +14,6 @@ from purgatory.engine.marks.registry import SignalKey, SignalKeys
 from purgatory.engine.names import key_fault
 from purgatory.engine.waiting.wakeups import Wakeups
 
-__all__ = ["DECIDED_FLAG", "FAILED_FLAG", "Signals"]
-
 FAILED_FLAG: Final = 1
 DECIDED_FLAG: Final = 2
 

@@ -28,8 +28,6 @@ from librt.strings import (
 from librt.vecs import append, vec
 from mypy_extensions import i16, i32, i64, u8
 
-__all__ = ["ColumnReader", "ColumnWriter"]
-
 STEADY: Final = 0
 WHOLE: Final = 8
 SPREAD_MAX: Final[i64] = 2**62

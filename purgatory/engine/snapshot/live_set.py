@@ -5,8 +5,6 @@ from typing import Final, cast
 from librt.vecs import vec
 from mypy_extensions import i64, u8
 
-__all__ = ["LiveSet"]
-
 
 class LiveSet:
     """A fixed set of ascending ids with one bit per removed id."""

@@ -15,8 +15,6 @@ from purgatory.engine.names import places_of
 from purgatory.engine.snapshot.codec import ColumnReader, ColumnWriter
 from purgatory.engine.snapshot.saved_operations import add_names, read_names
 
-__all__ = ["completions_from", "completions_to"]
-
 
 def completions_to(completions: Completions) -> bytes:
     """Serialize ended operations."""

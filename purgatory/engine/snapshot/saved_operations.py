@@ -9,8 +9,6 @@ from purgatory.engine.batches import AsGiven
 from purgatory.engine.codes import FETCH
 from purgatory.engine.snapshot.codec import ColumnReader, ColumnWriter
 
-__all__ = ["SavedOperations", "SavedPlace", "add_names", "read_names"]
-
 COLUMNS: Final = (
     "operation_ids", "kinds", "registered_ms", "deadlines_ms", "items_left", "item_counts",
     "places", "required", "marks", "epochs", "error_codes", "removed", "log_starts",

@@ -23,9 +23,6 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPla
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import FREE, Owner
 
-__all__ = ["SavedKey", "Snapshots", "partition_from", "partition_to"]
-
-
 REPLICA_COLUMNS: Final = 7
 DEAD: Final = 1
 FENCED: Final = 2

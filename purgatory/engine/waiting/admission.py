@@ -23,8 +23,6 @@ from purgatory.engine.marks.registry import NamedPartitions
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 
-__all__ = ["Admission"]
-
 
 class Admission:
     """Admits batches of operations."""

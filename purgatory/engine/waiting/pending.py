@@ -17,8 +17,6 @@ from purgatory.engine.waiting.tables import FREE, UNRESOLVED, ItemTable, Operati
 from purgatory.engine.waiting.watches import WatchList, make_ref
 from purgatory.engine.waiting.wheel import TimingWheel, round_up_to_tick
 
-__all__ = ["PendingOperations"]
-
 OUTCOMES_MAX: Final = 8
 
 

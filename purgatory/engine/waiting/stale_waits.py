@@ -13,8 +13,6 @@ from purgatory.engine.codes import MARK_STALE
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED
 
-__all__ = ["StaleWaits"]
-
 
 class StaleWaits:
     """Finds and ends operations that wait for stale marks."""

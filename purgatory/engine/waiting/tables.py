@@ -20,8 +20,6 @@ from mypy_extensions import i16, i32, i64, u8
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.completions import Completions
 
-__all__ = ["FREE", "UNRESOLVED", "ItemTable", "OperationTable", "Owner"]
-
 UNRESOLVED: Final = -32_000
 """Error code of an item that is still waited for; reported to callers as 7."""
 

@@ -22,8 +22,6 @@ from purgatory.engine.marks.registry import SignalKey
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.watches import WatchList, ref_is_live, ref_item
 
-__all__ = ["UNLIMITED", "Wakeups"]
-
 NO_THRESHOLD: Final[i64] = 2**62
 """Above all thresholds."""
 

@@ -9,7 +9,7 @@ import socket
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Final
 
@@ -17,16 +17,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.snapshots import Snapshots
 
-LIMIT_NAMES: Final = (
-    "pending_operations_max",
-    "pending_items_max",
-    "partitions_max",
-    "signal_keys_max",
-    "items_per_operation_max",
-    "timeout_ms_max",
-    "timeout_ms_default",
-    "topic_length_max",
-)
+LIMIT_NAMES: Final = tuple(one.name for one in fields(EngineLimits) if one.name != "signal_values_bytes_max")
 """Names of the `EngineLimits` fields that are stored."""
 
 
