@@ -12,7 +12,7 @@ from purgatory_client.errors import EventRefused
 from purgatory_client.marks import Marks
 
 from purgatory.cli import render
-from purgatory.cli.completion import key_option, keys, partitions
+from purgatory.cli.completion import keys, partitions
 from purgatory.cli.connection_options import WRITES, client_command
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError, checked_partition, flag, follower, ids
@@ -59,24 +59,15 @@ EVENTS: Final[tuple[tuple[str, dict[str, Any], str], ...]] = (
 
 
 @client_command(WRITES, params=[click.Option(names.split(), help=text, **kind) for names, kind, text in EVENTS])
-@click.argument("partition", type=checked_partition, required=False, shell_complete=partitions, help="Like orders-3.")
-@key_option("--signal", help="Signal this key instead of reporting on a partition.")
-@click.option("--count", type=NUMBER, default=1, help="Number of signals (with --signal).")
-async def advance(client: AsyncClient, partition: str | None, signal: str | None, count: int, **events: object) -> Exit:
+@click.argument("partition", type=checked_partition, shell_complete=partitions, help="Like orders-3.")
+async def advance(client: AsyncClient, partition: str, **events: object) -> Exit:
     marks = cast("Marks", {name: value for name, value in events.items() if value is not None})
     if marks.get("last_stable_offset") == -1:
         marks["last_stable_offset"] = None
-    if (partition is None) == (signal is None):
-        raise UsageError("give a partition or --signal KEY (not both)")
-    if partition is not None and not marks.keys() - {"leader_epoch"}:
+    if not marks.keys() - {"leader_epoch"}:
         raise UsageError("no event given; use an option such as --high-watermark 42 (see --help)")
-    if signal is not None and marks:
-        raise UsageError("--signal cannot be combined with marks of a partition")
     try:
-        if signal is not None:
-            receipt = await client.signal_key(signal, count)
-        else:
-            receipt = await client.advance(partition or "", **marks)
+        receipt = await client.advance(partition, **marks)
     except EventRefused as error:
         render.receipt(error.receipt)
         raise

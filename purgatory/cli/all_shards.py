@@ -7,20 +7,11 @@ from dataclasses import fields, replace
 from typing import Any, Final, TypeVar, Unpack, cast
 
 import click
+from purgatory_client import views
 from purgatory_client.errors import Unavailable
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.shards import shard_of
 from purgatory_client.unary import Filters, SingleCalls, shards_of
-from purgatory_client.views import (
-    EndedTogether,
-    HotName,
-    OperationOrder,
-    Partition,
-    PendingOperation,
-    RankedOperations,
-    RemainingTime,
-    Status,
-)
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit
@@ -32,11 +23,11 @@ WATCH: Final = click.option(
     "--watch", "-w", type=interval, metavar="INTERVAL", help="Repeat at this interval until Ctrl-C: 500ms, 2s."
 )
 
-KEYS: Final[dict[OperationOrder, Callable[[PendingOperation], float]]] = {
-    OperationOrder.LEAST_REMAINING: lambda one: one.remaining,
-    OperationOrder.MOST_REMAINING: lambda one: -one.remaining,
-    OperationOrder.LONGEST_WAITED: lambda one: -one.waited,
-    OperationOrder.SHORTEST_WAITED: lambda one: one.waited,
+KEYS: Final[dict[views.OperationOrder, Callable[[views.PendingOperation], float]]] = {
+    views.OperationOrder.LEAST_REMAINING: lambda one: one.remaining,
+    views.OperationOrder.MOST_REMAINING: lambda one: -one.remaining,
+    views.OperationOrder.LONGEST_WAITED: lambda one: -one.waited,
+    views.OperationOrder.SHORTEST_WAITED: lambda one: one.waited,
 }
 
 
@@ -46,7 +37,7 @@ class AllShards:
     def __init__(self, shards: Sequence[SingleCalls]) -> None:
         self.shards: Final = shards
 
-    async def statuses(self, *, remaining_time: bool = False) -> list[Status | Unavailable]:
+    async def statuses(self, *, remaining_time: bool = False) -> list[views.Status | Unavailable]:
         """The status of each shard, or why it is not available. Raises Unavailable if none of them is."""
         calls = (one.status(remaining_time=remaining_time) for one in self.shards)
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -54,9 +45,9 @@ class AllShards:
         for error in others or answers:
             if isinstance(error, BaseException):
                 raise error
-        return cast("list[Status | Unavailable]", answers)
+        return cast("list[views.Status | Unavailable]", answers)
 
-    async def status(self) -> Status:
+    async def status(self) -> views.Status:
         return merged(await self.statuses())
 
     def _having(self, filters: Filters) -> Sequence[SingleCalls]:
@@ -64,22 +55,22 @@ class AllShards:
         session_id, several = filters.get("session_id"), len(self.shards) > 1
         return [self.shards[shard_of(session_id, len(self.shards))]] if session_id and several else self.shards
 
-    async def operations(self, page_size: int, **filters: Unpack[Filters]) -> AsyncIterator[PendingOperation]:
+    async def operations(self, page_size: int, **filters: Unpack[Filters]) -> AsyncIterator[views.PendingOperation]:
         for shard in self._having(filters):
             async for one in shard.operations(page_size=page_size, **filters):
                 yield one
 
     async def ranked_operations(
-        self, order: OperationOrder, *, limit: int, search: str = "", **filters: Unpack[Filters]
-    ) -> RankedOperations:
+        self, order: views.OperationOrder, *, limit: int, search: str = "", **filters: Unpack[Filters]
+    ) -> views.RankedOperations:
         calls = (one.ranked_operations(order, limit=limit, search=search, **filters) for one in self._having(filters))
         ranked = await asyncio.gather(*calls)
         found = sorted((one for part in ranked for one in part.operations), key=KEYS[order])
-        return RankedOperations(found[:limit], sum(part.matching for part in ranked))
+        return views.RankedOperations(found[:limit], sum(part.matching for part in ranked))
 
-    async def partitions(self, prefix: str, page_size: int) -> AsyncIterator[Partition]:
+    async def partitions(self, prefix: str, page_size: int) -> AsyncIterator[views.Partition]:
         """Those that the first shard knows are one with those of others, which have the same marks."""
-        others: dict[str, Partition] = {}
+        others: dict[str, views.Partition] = {}
         for shard in self.shards[1:]:
             async for one in shard.partitions(prefix=prefix, page_size=page_size):
                 watched = one.watched + (others[one.name].watched if one.name in others else 0)
@@ -90,13 +81,15 @@ class AllShards:
         for one in others.values():
             yield one
 
-    async def hot_names(self, limit: int) -> list[HotName]:
+    async def hot_names(self, limit: int) -> list[views.HotName]:
         watched: Counter[tuple[str, bool]] = Counter()
         for names in await asyncio.gather(*(one.hot_names(limit) for one in self.shards)):
             watched.update({(one.name, one.is_key): one.watched for one in names})
-        return [HotName(name, is_key, count) for (name, is_key), count in watched.most_common(limit)]
+        return [views.HotName(name, is_key, count) for (name, is_key), count in watched.most_common(limit)]
 
-    async def tail(self, outcomes: Collection[Outcome], kind: OperationKind | None) -> AsyncGenerator[EndedTogether]:
+    async def tail(
+        self, outcomes: Collection[Outcome], kind: OperationKind | None
+    ) -> AsyncGenerator[views.EndedTogether]:
         """What ends at any shard, as it arrives."""
         streams = [aiter(one.tail(outcomes=outcomes, kind=kind)) for one in self.shards]
         reading = {_next(stream): stream for stream in streams}
@@ -133,14 +126,14 @@ async def shown(watch: float | None, show: Callable[[], Awaitable[None]]) -> Exi
         await asyncio.sleep(watch)
 
 
-def _next(stream: AsyncIterator[EndedTogether]) -> "asyncio.Future[EndedTogether | None]":
+def _next(stream: AsyncIterator[views.EndedTogether]) -> asyncio.Future[views.EndedTogether | None]:
     """The next item of a stream; None at its end."""
     return asyncio.ensure_future(anext(stream, None))
 
 
-def merged(found: Sequence[Status | Unavailable]) -> Status:
+def merged(found: Sequence[views.Status | Unavailable]) -> views.Status:
     """One status of all shards that are available. Each knows the same partitions and keys."""
-    statuses = [one for one in found if isinstance(one, Status)]
+    statuses = [one for one in found if isinstance(one, views.Status)]
     webhooks = [one.webhooks for one in statuses if one.webhooks is not None]
     oldest = [one.oldest for one in webhooks if one.oldest is not None]
     left = [one.remaining_time for one in statuses if one.remaining_time is not None]
@@ -157,16 +150,16 @@ def merged(found: Sequence[Status | Unavailable]) -> Status:
     )
 
 
-def _added(views: Sequence[View], **given: Any) -> View:  # noqa: ANN401 - values of fields
+def _added(answers: Sequence[View], **given: Any) -> View:  # noqa: ANN401 - values of fields
     """The first view with the sums of all counts, and the `given` fields."""
-    first: Any = views[0]
+    first: Any = answers[0]
     counts = [one.name for one in fields(first) if type(getattr(first, one.name)) is int and one.name not in given]
-    sums = {name: sum(getattr(one, name) for one in views) for name in counts}
+    sums = {name: sum(getattr(one, name) for one in answers) for name in counts}
     return replace(first, **sums, **given)  # type: ignore[no-any-return]
 
 
-def _remaining(all_of: Sequence[RemainingTime]) -> RemainingTime:
-    return RemainingTime(
+def _remaining(all_of: Sequence[views.RemainingTime]) -> views.RemainingTime:
+    return views.RemainingTime(
         min((one.soonest for one in all_of if one.soonest is not None), default=None),
         max((one.latest for one in all_of if one.latest is not None), default=None),
         all_of[0].bounds,

@@ -25,7 +25,7 @@ GROUPS: Final = {
         "mcp": "Serve waits as tools for agents, on stdin and stdout (Model Context Protocol).",
     },
     "Report progress": {
-        "advance": "Report events of a partition, or signal a key. Prints the number of waits that ended.",
+        "advance": "Report events of a partition. Prints the number of waits that ended.",
         "signal": "Signal a key. Prints the number of waits that ended.",
     },
     "Inspect": {
@@ -62,7 +62,7 @@ GROUPS: Final = {
 SUMMARIES: Final = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 PLACES: Final = {
     "wait": "purgatory.cli.wait:wait",
-    "caught-up": "purgatory.cli.caught_up:caught_up",
+    "caught-up": "purgatory.cli.wait:caught_up",
     "ready": "purgatory.cli.ready:ready",
     "mcp": "purgatory.cli.operations:mcp",
     "advance": "purgatory.cli.advance:advance",

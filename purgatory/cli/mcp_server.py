@@ -24,9 +24,9 @@ from purgatory_client.views import OperationOrder, PendingOperation
 from pydantic import Field
 
 from purgatory import __version__
-from purgatory.cli.caught_up import ends_reached
 from purgatory.cli.parsing import UsageError, terms
 from purgatory.cli.render import item_lines, outcome_text
+from purgatory.cli.wait import ends_reached
 
 PROGRESS_S: Final = 5.0
 """Many clients give up on a call after a minute without news of it; progress starts their minute again."""

@@ -14,20 +14,12 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any, Final
 
+from purgatory_client import views
 from purgatory_client.errors import Unavailable
 from purgatory_client.events import AdvanceReceipt
 from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, value_text
 from purgatory_client.session.detached_sessions import ClosedSession
 from purgatory_client.sources.position_tokens import Positions
-from purgatory_client.views import (
-    Partition,
-    PendingItem,
-    PendingOperation,
-    RemainingTime,
-    SourceStatus,
-    Status,
-    WebhookStatus,
-)
 from purgatory_client.waits import Wait
 from rich.console import Console
 from rich.markup import escape as escape_markup
@@ -162,7 +154,7 @@ def closed(session: ClosedSession) -> None:
     print_either(document(session), f"closed: {cancelled}, {dropped}")
 
 
-def operations(found: list[PendingOperation]) -> None:
+def operations(found: list[views.PendingOperation]) -> None:
     if print_as_json(found):
         return
     table = plain_table("session", "id", "kind", "waited", "remaining", "waits for")
@@ -175,7 +167,7 @@ def operations(found: list[PendingOperation]) -> None:
     console_for_data().print(table)
 
 
-def operation(one: PendingOperation) -> None:
+def operation(one: views.PendingOperation) -> None:
     lines = [
         f"{one.kind.name.lower()} {one.operation_id} of session {escape(one.session_id or '-')}",
         f"  registered {_local(one.registered_time)}, waited {exact(one.waited)}",
@@ -196,7 +188,7 @@ def operation(one: PendingOperation) -> None:
     print_either(document(one), *lines)
 
 
-def _outlook(one: PendingOperation, item: PendingItem) -> list[str]:
+def _outlook(one: views.PendingOperation, item: views.PendingItem) -> list[str]:
     """The reason why an item of a pending operation is not reached yet, and its estimate."""
     lines = [f"held back: {item.held_back_by}"] if item.held_back_by else []
     if item.estimated_remaining is not None and item.pace_per_second is not None:
@@ -209,7 +201,7 @@ def _outlook(one: PendingOperation, item: PendingItem) -> list[str]:
     return lines
 
 
-def partitions(found: list[Partition]) -> None:
+def partitions(found: list[views.Partition]) -> None:
     if print_as_json(found):
         return
     marks_shown = ("log start", "low", "stable", "high", "log end")
@@ -222,7 +214,7 @@ def partitions(found: list[Partition]) -> None:
     console_for_data().print(table)
 
 
-def partition(one: Partition) -> None:
+def partition(one: views.Partition) -> None:
     lines = [
         f"{escape(one.name)}: {_role(one)}, leader epoch {_mark(one.leader_epoch)}, {counted(one.watched, 'wait')}",
         f"  log {_mark(one.log_start_offset)} to {_mark(one.log_end_offset)}",
@@ -242,7 +234,7 @@ def partition(one: Partition) -> None:
     print_either(document(one), *lines)
 
 
-def status(answer: Status) -> None:
+def status(answer: views.Status) -> None:
     if AS_JSON.get():
         print_json(document(answer))
         return
@@ -269,22 +261,22 @@ def status(answer: Status) -> None:
         console.print(remaining_line(answer.remaining_time))
 
 
-def shards(found: Iterable[tuple[str, Status | Unavailable]]) -> None:
+def shards(found: Iterable[tuple[str, views.Status | Unavailable]]) -> None:
     """The shards of a status, each with its address."""
     for number, (address, one) in enumerate(found):
         said = "not available"
-        if isinstance(one, Status):
+        if isinstance(one, views.Status):
             said = f"{sum(kind.pending for kind in one.kinds):,} pending, {counted(one.sessions, 'session')}"
         if not AS_JSON.get():
             print_lines(f"shard {number} at {address}: {said}")
 
 
-def pending_line(answer: Status) -> str:
+def pending_line(answer: views.Status) -> str:
     """The daemon's version, and how many operations are pending."""
     return f"purgatory {answer.version}: {sum(kind.pending for kind in answer.kinds):,} pending"
 
 
-def counts_line(answer: Status) -> str:
+def counts_line(answer: views.Status) -> str:
     """The daemon's objects and how many there are of each."""
     return (
         f"{counted(answer.partitions, 'partition')}, {counted(answer.signal_keys, 'signal key')}, "
@@ -293,7 +285,7 @@ def counts_line(answer: Status) -> str:
     )
 
 
-def _print_sources(console: Console, sources: list[SourceStatus]) -> None:
+def _print_sources(console: Console, sources: list[views.SourceStatus]) -> None:
     table = plain_table("source", "feeds", "state", "for", "lag", "stale", "unseen for", "restarts", "why")
     for one in sources:
         colour = {"live": "green", "behind": "yellow", "held": "yellow", "loading": "yellow"}.get(one.state, "red")
@@ -313,7 +305,7 @@ def _print_sources(console: Console, sources: list[SourceStatus]) -> None:
     console.print(table)
 
 
-def _webhooks_line(webhooks: WebhookStatus) -> str:
+def _webhooks_line(webhooks: views.WebhookStatus) -> str:
     oldest = "" if webhooks.oldest is None else f"; oldest delivery started {span(webhooks.oldest)} ago"
     return (
         f"webhooks: {webhooks.undelivered:,} undelivered, {webhooks.paused:,} waiting for a retry, "
@@ -321,7 +313,7 @@ def _webhooks_line(webhooks: WebhookStatus) -> str:
     )
 
 
-def remaining_line(left: RemainingTime) -> str:
+def remaining_line(left: views.RemainingTime) -> str:
     """The remaining time of pending operations, without empty buckets."""
     if left.soonest is None or left.latest is None:
         return "nothing is pending"
@@ -388,7 +380,7 @@ def _estimate(item: PartitionResult) -> str:
     return f"would have been reached in about {span(item.estimated_remaining)}{pace}"
 
 
-def waits_for(one: PendingOperation) -> str:
+def waits_for(one: views.PendingOperation) -> str:
     """The names and offsets that an operation waits for. Not escaped."""
     first_failure = len(one.items) - (one.unless_count or 0)
     text = _targets(one.items[:first_failure])
@@ -397,12 +389,12 @@ def waits_for(one: PendingOperation) -> str:
     return text + (f" unless {_targets(one.items[first_failure:])}" if one.unless_count else "")
 
 
-def _targets(items: list[PendingItem]) -> str:
+def _targets(items: list[views.PendingItem]) -> str:
     more = f" and {len(items) - 3} more" if len(items) > 3 else ""
     return ", ".join(f"{item.name}@{item.required_offset}" for item in items[:3]) + more
 
 
-def _role(one: Partition) -> str:
+def _role(one: views.Partition) -> str:
     if one.storage_failed:
         return "storage failed"
     return "leader" if one.is_leader else "follower"
@@ -446,10 +438,10 @@ def print_lines(*lines: str, soft_wrap: bool = False) -> None:
         console.print(line, soft_wrap=soft_wrap)
 
 
-def print_as_json(views: Iterable[Any]) -> bool:
+def print_as_json(found: Iterable[Any]) -> bool:
     """With `--json`, print an object per line for these views; returns whether it did."""
     if AS_JSON.get():
-        for one in views:
+        for one in found:
             print_json(document(one), indent=None)
     return AS_JSON.get()
 
