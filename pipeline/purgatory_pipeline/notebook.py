@@ -16,7 +16,7 @@ from purgatory.extensions.archive import schema
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies, parse_policy
-from purgatory_pipeline.replay.spark_jobs import replay_rows
+from purgatory_pipeline.replay.replay_task import replay_rows
 from purgatory_pipeline.report.report_builder import Report, ReportOptions, make_report
 from purgatory_pipeline.report.report_tables import TABLES
 from purgatory_pipeline.time_arguments import parse_window

@@ -23,7 +23,7 @@ from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
 from purgatory_pipeline.notebook import report
 from purgatory_pipeline.replay.policy import UNCHANGED
-from purgatory_pipeline.replay.spark_jobs import replay_rows
+from purgatory_pipeline.replay.replay_task import replay_rows
 archive, out, settings = *sys.argv[1:3], json.loads(sys.argv[3])
 builder = SparkSession.builder.remote("local[2]")
 for name, value in settings.items():

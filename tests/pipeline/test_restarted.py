@@ -12,8 +12,7 @@ from purgatory_pipeline.archive import accounting
 from purgatory_pipeline.archive.accounting import account
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
-from purgatory_pipeline.replay.call_windows import NEVER
-from purgatory_pipeline.replay.run_files import find_runs
+from purgatory_pipeline.replay.run_files import NEVER, find_runs
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema

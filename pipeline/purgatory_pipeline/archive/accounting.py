@@ -5,7 +5,7 @@ clocks that went backwards, and missing registrations or outcomes with their cau
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import reduce
 from itertools import pairwise
@@ -144,9 +144,7 @@ class IntakeAccount:
         return [finding.sentence for finding in self.findings if not finding.is_ordinary]
 
     def rows(self) -> list[dict[str, object]]:
-        return [
-            {"table": line.table, "reason": line.reason, "files": line.files, "rows": line.rows} for line in self.lines
-        ]
+        return [asdict(line) for line in self.lines]
 
     def print(self) -> None:
         """Prints the account as a table with totals, followed by the findings."""
@@ -322,9 +320,7 @@ def account(
         *unmatched_findings(unmatched, runs, archive),
         *loss_findings(runs, archive, survey.earlier),
     ]
-    twice = {
-        table: archive.duplicate_rows(spark, table, since=since, until=until, topics=topics) for table in schema.TABLES
-    }
+    twice = {table: archive.duplicate_rows(spark, table, (since, until, topics)) for table in schema.TABLES}
     lines = _lines(archive, survey, files, twice)
     is_matched = since is None and until is None and not differing.any()
     return IntakeAccount(archive.uri, tuple(lines), tuple(findings), tuple(runs), archive.doubled, is_matched)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,12 +14,16 @@ from pyspark.sql.types import StructType
 
 from purgatory.extensions.archive import layout, schema
 from purgatory_pipeline.archive import footer
-from purgatory_pipeline.archive.footer import ArchiveFile, Quarantined
+from purgatory_pipeline.archive.footer import ArchiveFile, Quarantined, to_utc
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.location import Location, open_location
 
 _THREADS: Final = 32
 """Number of footers read concurrently. Reading one waits for the disk or the network, not for the CPU."""
+
+Instant = datetime | None
+Window = tuple[Instant, Instant, Iterable[str] | None]
+"""Since when, until when and of which topics rows are read; None: all."""
 
 ROW_KEYS: Final = {
     schema.REGISTRATIONS: ["run_id", "call_number", "session_number", "operation_id", "item"],
@@ -53,9 +57,6 @@ class ArchiveCatalog:
             and not (start is not None and file.last_at is not None and file.last_at < start)
             and not (end is not None and file.first_at is not None and file.first_at >= end)
         ]
-
-    def rows(self, table: str) -> int:
-        return sum(file.rows for file in self.files(table))
 
     @property
     def all_rows(self) -> int:
@@ -122,21 +123,13 @@ class ArchiveCatalog:
             frame = frame.unionAll(_read_files(spark, table, repeated).dropDuplicates(ROW_KEYS[table]))
         return frame if marked else _within(frame, since, until, topics)
 
-    def duplicate_rows(
-        self,
-        spark: SparkSession,
-        table: str,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        topics: Iterable[str] | None = None,
-    ) -> int:
+    def duplicate_rows(self, spark: SparkSession, table: str, window: Window) -> int:
         """The number of rows that `read` drops because another file has them too. Reads only files that overlap."""
         overlapping = self.overlapping(table)
         if not overlapping:
             return 0
         rows = _read_files(spark, table, overlapping)
-        rows = rows if table == schema.MARKERS else _within(rows, since, until, topics)
+        rows = rows if table == schema.MARKERS else _within(rows, *window)
         once = rows.groupBy(*ROW_KEYS[table]).count()
         return int(once.agg(F.coalesce(F.sum(F.col("count") - 1), F.lit(0))).collect()[0][0])
 
@@ -218,9 +211,7 @@ def _read_files(spark: SparkSession, table: str, files: list[ArchiveFile]) -> Da
     return reader.parquet(*(file.spark_path for file in files))
 
 
-def _within(
-    frame: DataFrame, since: datetime | None, until: datetime | None, topics: Iterable[str] | None
-) -> DataFrame:
+def _within(frame: DataFrame, since: Instant, until: Instant, topics: Iterable[str] | None) -> DataFrame:
     start, end = to_utc(since), to_utc(until)
     if start is not None:
         frame = frame.where(F.col("at") >= F.lit(start))
@@ -240,8 +231,3 @@ def _overlap(earlier: ArchiveFile, later: ArchiveFile) -> bool:
     same_range = (earlier.first_call, earlier.last_call) == (later.first_call, later.last_call)
     one_call = earlier.first_call == earlier.last_call
     return later.first_call < earlier.last_call or (same_range and not one_call)
-
-
-def to_utc(instant: datetime | None) -> datetime | None:
-    """Attaches UTC to an instant without a time zone."""
-    return instant if instant is None or instant.tzinfo is not None else instant.replace(tzinfo=UTC)

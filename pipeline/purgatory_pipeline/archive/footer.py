@@ -116,7 +116,7 @@ def judge(metadata: pq.FileMetaData, path: str, spark_path: str, table: str) -> 
     first_at, last_at = bounds.get("at", (None, None))
     return ArchiveFile(
         path, spark_path, table, run_id, file_number, rows, first_call, last_call,
-        _instant(first_at), _instant(last_at), bounds.get("time_ms", (0, 0))[1],
+        to_utc(first_at), to_utc(last_at), bounds.get("time_ms", (0, 0))[1],
         bounds.get("timeout_ms", (None, None))[1],
         _content(metadata, bounds),
     )  # fmt: skip
@@ -165,6 +165,6 @@ def _content(metadata: pq.FileMetaData, bounds: dict[str, tuple[Any, Any]]) -> s
     return repr(([(group.num_rows, group.total_byte_size) for group in groups], sorted(bounds.items())))
 
 
-def _instant(value: datetime | None) -> datetime | None:
-    """Statistics are in UTC, with or without saying so."""
-    return value if value is None or value.tzinfo is not None else value.replace(tzinfo=UTC)
+def to_utc(instant: datetime | None) -> datetime | None:
+    """Attaches UTC to an instant without a time zone. Statistics are in UTC, with or without saying so."""
+    return instant if instant is None or instant.tzinfo is not None else instant.replace(tzinfo=UTC)

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from purgatory.extensions.archive import schema
-from purgatory_pipeline.archive.catalog import ROW_KEYS, to_utc
-from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
+from purgatory_pipeline.archive.catalog import ROW_KEYS
+from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet, to_utc
 from purgatory_pipeline.engine_rows.integers import Flags, Integers, hash_operations, mix
 from purgatory_pipeline.location import open_location, reading
 

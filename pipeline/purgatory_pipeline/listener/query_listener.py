@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 from purgatory_client import AsyncClient
 from purgatory_connectors.errors import SourceRefused, SourceStale
-from purgatory_connectors.publisher.lineage_store import LineageStore
+from purgatory_connectors.publisher.mark_lineage import LineageStore
 from purgatory_connectors.publisher.observation import End, Observation, SourceState
 from purgatory_connectors.publisher.publisher import Publisher, Source
 from pyspark.sql import SparkSession

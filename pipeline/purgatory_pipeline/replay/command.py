@@ -60,18 +60,18 @@ def replay(
     with ThreadPoolExecutor(2) as pool, unwrapped_errors():
         intake = pool.submit(account, spark, found)  # started first; the rest is prepared while its tasks run
         from purgatory_pipeline.page import document
-        from purgatory_pipeline.replay import spark_jobs
+        from purgatory_pipeline.replay import replay_task
         from purgatory_pipeline.replay.replay_account import ReplayAccount
         from purgatory_pipeline.replay.replay_page import replay_page
         from purgatory_pipeline.replay.replay_sums import frames_of, write_frames
         from purgatory_pipeline.replay.run_files import find_runs
 
         pool.submit(document.libraries)
-        sums = spark_jobs.replay_sums(spark, found, policies)
+        sums = replay_task.replay_sums(spark, found, policies)
     intake.result().print()
     if results:
         with unwrapped_errors():
-            rows = spark_jobs.replay_rows(spark, found, policies)
+            rows = replay_task.replay_rows(spark, found, policies)
             rows.write.mode("overwrite").parquet(place.spark_path(f"{place.root}/results"))
     frames = frames_of(sums, policies)
     summary = ReplayAccount(sums, [run.facts for run in find_runs(found)], policies)

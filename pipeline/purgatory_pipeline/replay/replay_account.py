@@ -9,11 +9,10 @@ import pandas as pd
 from purgatory_pipeline.archive.accounting import counted, some_runs
 from purgatory_pipeline.engine_rows.arrow_chunks import REFUSED_EVENTS, REFUSED_REGISTRATIONS, UNREADABLE
 from purgatory_pipeline.replay import open_operations, run_replay
-from purgatory_pipeline.replay.call_windows import NEVER
 from purgatory_pipeline.replay.policy import BASELINE, Policy
 from purgatory_pipeline.replay.replay_sums import COUNTER, DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME
 from purgatory_pipeline.replay.replay_task import IDLE_EVENTS
-from purgatory_pipeline.replay.run_files import RunContext
+from purgatory_pipeline.replay.run_files import NEVER, RunContext
 
 
 class ReplayAccount:

@@ -4,7 +4,7 @@ made of them.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from purgatory_pipeline.engine_rows.row_chunk import Column
 from purgatory_pipeline.location import Location, write_file
 from purgatory_pipeline.replay.open_operations import OpenOperations, Outcomes
 from purgatory_pipeline.replay.policy import BASELINE, Policy
+from purgatory_pipeline.report.estimates import quantiles
 
 # Verdicts on an operation.
 EQUAL: Final = 0
@@ -103,7 +104,7 @@ UNCHANGED_NAME: Final = ""
 """The policy of the first lines: the unchanged replay, with the same clock and of the same operations as the others."""
 KEYS: Final = "(keys)"
 """The topic of signals: there may be too many keys to list."""
-QUANTILES: Final = {"wait_p50_ms": 0.5, "wait_p90_ms": 0.9, "wait_p99_ms": 0.99}
+QUANTILES: Final = {"wait_p50_ms": 500_000, "wait_p90_ms": 900_000, "wait_p99_ms": 990_000}
 
 
 def frames_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> dict[str, pd.DataFrame]:
@@ -147,23 +148,14 @@ def waits_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
     """Quantiles of the waits of ended operations, by policy, topic (missing: all) and kind."""
     own = _waits(sums, policies)
     own = own[own["outcome"] != OPEN]
-    rows: list[dict[str, Any]] = []
-    for key in (["policy", "kind"], ["policy", "topic", "kind"]):
-        for values, part in own.groupby(key, sort=False):
-            waits = part.groupby("waited_ms")["operations"].sum().sort_index()
-            rows.append({**dict(zip(key, values, strict=True)), **quantiles(waits)})
-    columns = ["policy", "topic", "kind", "operations", "wait_mean_ms", *QUANTILES]
-    return pd.DataFrame(rows, columns=columns).astype({"topic": object})
-
-
-def quantiles(waits: pd.Series) -> dict[str, float]:
-    """Count, mean and quantiles of the numbers of waits by their length, which rises."""
-    counts, values = waits.to_numpy(np.int64), waits.index.to_numpy(np.int64)
-    reached = np.cumsum(counts)
-    found: dict[str, float] = {"operations": int(reached[-1]), "wait_mean_ms": float(values @ counts / reached[-1])}
-    for name, quantile in QUANTILES.items():
-        found[name] = float(values[np.searchsorted(reached, max(1, np.ceil(quantile * reached[-1])))])
-    return found
+    both = pd.concat([own.assign(topic=None), own], ignore_index=True)
+    both["total_ms"] = both["waited_ms"] * both["operations"]
+    groups = both.groupby(["policy", "topic", "kind"], sort=False, dropna=False)
+    rows = groups[["operations", "total_ms"]].sum().reset_index()
+    waited_ms, operations = (both[name].to_numpy(np.int64) for name in ("waited_ms", "operations"))
+    found = quantiles(groups.ngroup().to_numpy(), waited_ms, operations, len(rows), QUANTILES)
+    rows = rows.assign(wait_mean_ms=rows.pop("total_ms") / rows["operations"], **found)
+    return rows.astype({"topic": object, **dict.fromkeys(QUANTILES, float)})
 
 
 def changes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The work of an executor: runs in; sums, or a row for each operation, out, as record batches.
+"""The Spark jobs of a replay, and the work of an executor: runs in; sums, or a row for each operation, out.
 
 The rows of a large run are spread over bins, so that each bin can be replayed by itself. First the run's connections
 are found. Then each file is read once and its rows are packed, bin by bin. Spark shuffles them and sorts each bin by
@@ -15,21 +15,26 @@ from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory.extensions.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
+from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.archive.daemon_runs import read_marks
 from purgatory_pipeline.archive.footer import ArchiveFile
-from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk, join
+from purgatory_pipeline.engine_rows.row_chunk import TABLES, Column, RowChunk, join
+from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.location import open_location
-from purgatory_pipeline.replay.call_windows import windows
-from purgatory_pipeline.replay.division import BinAssignment, Connections
+from purgatory_pipeline.replay.division import BinAssignment, Connections, balanced, pack_bins
 from purgatory_pipeline.replay.open_operations import OUTCOMES_READ, WITHOUT_REGISTRATION, OpenOperations
 from purgatory_pipeline.replay.policy import Policy
-from purgatory_pipeline.replay.replay_sums import ReplaySums
-from purgatory_pipeline.replay.run_files import RunContext, RunFiles, TableReader, chunks_of
+from purgatory_pipeline.replay.replay_sums import SCHEMA, ReplaySums, added
+from purgatory_pipeline.replay.run_files import RunContext, RunFiles, TableReader, chunks_of, find_runs, windows
 from purgatory_pipeline.replay.run_replay import RunReplay
+from purgatory_pipeline.spark.tasks import in_tasks, parallelism, results_of
 
 VERDICTS: Final = ("equal", "different", "no outcome", "in doubt")
 
@@ -280,3 +285,102 @@ def unpack(packed: bytes) -> RowChunk:
     """Reverses `pack`."""
     chunk: RowChunk = pickle.loads(pa.CompressedInputStream(pa.BufferReader(packed), "lz4").read())  # noqa: S301 -- see `pack`
     return chunk
+
+
+TASKS_PER_CORE: Final = 4
+ROWS_PER_TASK: Final = 1_000_000
+"""Small runs share a task, up to this many rows."""
+UNIT_ROWS_MIN: Final = 100_000
+DIVIDED_FROM_ROWS: Final = 200_000
+UNEVEN: Final = 1.25
+"""Runs are divided when some core would have to work this many times its fair share."""
+
+
+def replay_rows(
+    spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
+) -> DataFrame:
+    """A row for each operation and policy (see `replay_task.RESULTS`), computed when it is used.
+
+    Runs of fewer rows than `divided_from` stay in one task.
+    """
+    whole, small, large = _divided(spark, archive, policies, divided_from)
+    frames = [_replay_large(spark, whole, large, RESULTS)] if large else []
+    if small:
+        groups = grouped_runs(small, parallelism(spark))
+        frames.append(in_tasks(spark, groups, lambda group: replay_runs(whole, group, results=True), RESULTS))
+    return frames[0] if len(frames) == 1 else frames[0].unionAll(frames[1])
+
+
+def replay_sums(
+    spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
+) -> pd.DataFrame:
+    """The sums over all operations (see `replay_sums.SCHEMA`). Runs at once; the first policy should be UNCHANGED."""
+    whole, small, large = _divided(spark, archive, policies, divided_from)
+
+    def of_group(group: Sequence[RunFiles]) -> pa.Table:
+        return pa.Table.from_batches(replay_runs(whole, group, results=False), SCHEMA)
+
+    # Not a DataFrame: no query has to be planned, and the Python workers that did the intake are used again.
+    sums = results_of(spark, grouped_runs(small, parallelism(spark)), of_group) if small else []
+    if large:
+        sums.append(_replay_large(spark, whole, large, SCHEMA).toArrow().cast(SCHEMA))
+    return added(pa.concat_tables(sums)).to_pandas()
+
+
+def _divided(
+    spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], divided_from: int
+) -> tuple[ReplayPlan, list[RunFiles], list[RunFiles]]:
+    runs = find_runs(archive)
+    if not runs:
+        raise ArchiveUnusable(f"{archive.uri} has no registrations, events or outcomes: there is nothing to replay")
+    large = large_runs(runs, parallelism(spark), divided_from)
+    small = [run for run in runs if run not in large]
+    return ReplayPlan(archive.uri, tuple(policies)), small, large
+
+
+def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:
+    """Replays each run in many tasks, after spreading its rows over bins."""
+    cores = parallelism(spark)
+    bins = cores * TASKS_PER_CORE
+    rows_max = max(UNIT_ROWS_MIN, sum(run.rows for run in runs) // bins)
+    assignments = pack_bins(_connections(spark, whole.uri, runs, rows_max), bins, cores)
+    uri, facts, results = whole.uri, [run.facts for run in runs], schema is RESULTS
+    packed = in_tasks(
+        spark, units_of(runs, TABLES, rows_max), lambda unit: pack_by_bin(uri, unit, assignments[unit.run]), PACKED
+    )
+    gathered = packed.repartitionById(bins, "bin").sortWithinPartitions("run", "first_call", "place")
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return replay_bins(whole, facts, batches, results=results)
+
+    return gathered.mapInArrow(work, from_arrow_schema(schema))
+
+
+def _connections(spark: SparkSession, uri: str, runs: Sequence[RunFiles], rows_max: int) -> list[Connections]:
+    """The connections of each run. Only names reach the driver, never operations."""
+    keys_max = [run.facts.details.engine_limits().signal_keys_max for run in runs]
+    units = units_of(runs, (REGISTRATIONS, EVENTS), rows_max)
+    found = results_of(spark, units, lambda unit: (unit.run, find_connections(uri, unit, keys_max[unit.run])))
+    connections = [Connections(most) for most in keys_max]
+    for run, own in found:
+        connections[run].merge(own)
+    return connections
+
+
+def large_runs(runs: Sequence[RunFiles], cores: int, divided_from: int) -> list[RunFiles]:
+    """The runs to divide: none, if whole ones keep all cores busy to the end."""
+    fair = sum(run.rows for run in runs) / cores
+    heaviest = sum(run.rows for run in _balanced_groups(runs, cores)[0])
+    if cores == 1 or heaviest <= UNEVEN * fair:
+        return []
+    return [run for run in runs if run.rows >= max(divided_from, fair / TASKS_PER_CORE)]
+
+
+def grouped_runs(runs: Sequence[RunFiles], cores: int) -> list[list[RunFiles]]:
+    """Groups of runs with about the same number of rows, one for each task; the largest first."""
+    rows = sum(run.rows for run in runs)
+    return _balanced_groups(runs, min(len(runs), max(cores * TASKS_PER_CORE, -(-rows // ROWS_PER_TASK))))
+
+
+def _balanced_groups(runs: Sequence[RunFiles], count: int) -> list[list[RunFiles]]:
+    return [[runs[place] for place in group] for group in balanced([run.rows for run in runs], count)]

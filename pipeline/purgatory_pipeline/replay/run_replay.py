@@ -17,12 +17,11 @@ from purgatory.extensions.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTR
 from purgatory_pipeline.engine_rows.engine_batches import RegisteredOperations, complete_operations, event_batch
 from purgatory_pipeline.engine_rows.row_chunk import Column, Name, RowChunk, join
 from purgatory_pipeline.engine_rows.tape_steps import NO_STEPS, TapeSteps, merged, steps
-from purgatory_pipeline.replay.call_windows import CallWindow
 from purgatory_pipeline.replay.open_operations import PENDING, OpenOperations, Outcomes, hash_answers, match_outcomes
 from purgatory_pipeline.replay.other_calls import OtherCalls
 from purgatory_pipeline.replay.policy import BASELINE, MIN_BYTES, MIN_IN_SYNC_REPLICAS, TIMEOUT_MS, Policy
 from purgatory_pipeline.replay.replay_sums import DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME, ReplaySums
-from purgatory_pipeline.replay.run_files import RunContext
+from purgatory_pipeline.replay.run_files import CallWindow, RunContext
 
 MARKS_LEFT_OUT: Final = "pushed high watermarks left out"
 MARKS_KEPT: Final = "pushed high watermarks kept"

@@ -18,7 +18,7 @@ from purgatory.extensions.archive.schema import REGISTRATIONS
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.replay.policy import HIGHEST, KIND_CODES, POLICIES_MAX, TIMEOUT_MS, UNCHANGED, Change, Policy
-from purgatory_pipeline.replay.spark_jobs import replay_rows
+from purgatory_pipeline.replay.replay_task import replay_rows
 from purgatory_pipeline.report.advice import ADVISED_MIN, COMPETING
 from purgatory_pipeline.report.estimates import SLACK
 from purgatory_pipeline.report.facts import EXPIRED

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from purgatory_pipeline.report.facts import queried
 from purgatory_pipeline.report.report_tables import GROUPS, HOT_KEYS, TOPICS, WINDOWS
-from purgatory_pipeline.spark.tasks import small_side
+from purgatory_pipeline.spark.tasks import BROADCAST_ROWS_MAX, small_side
 
 OF_GROUPS: Final = 0
 OF_TOPICS: Final = 1
@@ -56,9 +56,6 @@ def principals(rows: DataFrame) -> DataFrame:
 
 SLOT_BITS: Final = 5
 """A slot is 2**5 ms, shorter than most waits, so that few waits begin in a slot compared with those pending."""
-
-BROADCAST_ROWS_MAX: Final = 1_000_000
-"""Up to this many slots are broadcast, so that joining the waits with them needs no shuffle."""
 
 
 def deepest_backlog(outcomes: DataFrame, unfinished: DataFrame | None = None) -> DataFrame:

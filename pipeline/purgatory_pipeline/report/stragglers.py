@@ -17,12 +17,9 @@ from pyspark.sql import DataFrame
 from purgatory_pipeline.report.estimates import MILLION, quantiles
 from purgatory_pipeline.report.facts import queried
 from purgatory_pipeline.report.report_tables import SLOW_PRODUCES, STRAGGLERS
-from purgatory_pipeline.spark.tasks import small_side
+from purgatory_pipeline.spark.tasks import BROADCAST_ROWS_MAX, small_side
 
 HELD: Final = {"median_ms": 500_000, "p99_ms": 990_000, "max_ms": MILLION}
-
-BROADCAST_ROWS_MAX: Final = 1_000_000
-"""Up to this many slow waits by slot are broadcast, so that joining the events with them needs no shuffle."""
 
 _WAIT: Final = ("run_id", "session_number", "operation_id", "topic", "partition")
 

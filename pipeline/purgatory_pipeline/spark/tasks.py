@@ -15,6 +15,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 Part = TypeVar("Part")
 Value = TypeVar("Value")
 _OBJECTS: Final = pa.schema([("octets", pa.binary())])
+BROADCAST_ROWS_MAX: Final = 1_000_000
+"""Up to this many rows of slots are broadcast, so that joining the rows of a table with them needs no shuffle."""
 
 
 def is_connect(spark: SparkSession) -> bool:

@@ -9,12 +9,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from purgatory_pipeline.archive.catalog import find_archive
-from purgatory_pipeline.replay.call_windows import NEVER
 from purgatory_pipeline.replay.policy import UNCHANGED, Policy, parse_policies, parse_policy
 from purgatory_pipeline.replay.replay_account import ReplayAccount
 from purgatory_pipeline.replay.replay_sums import frames_of
 from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_runs
-from purgatory_pipeline.replay.run_files import find_runs
+from purgatory_pipeline.replay.run_files import NEVER, find_runs
 
 from purgatory.engine.batches import EventBatch, ReplicaSets
 from purgatory.engine.calls import Apply

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_pipeline.engine_rows.engine_batches import complete_operations
 from purgatory_pipeline.engine_rows.row_chunk import RowChunk
-from purgatory_pipeline.replay.call_windows import windows
 from purgatory_pipeline.replay.division import ALL_KEYS, Connections, balanced, pack_bins
 from purgatory_pipeline.replay.open_operations import find
 from purgatory_pipeline.replay.replay_sums import rounded
 from purgatory_pipeline.replay.replay_task import pack, unpack
+from purgatory_pipeline.replay.run_files import windows
 
 from purgatory.extensions.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS
 

@@ -11,9 +11,8 @@ from purgatory_pipeline.cli import main
 from purgatory_pipeline.notebook import replay
 from purgatory_pipeline.replay.policy import parse_policies, parse_policy
 from purgatory_pipeline.replay.replay_account import ReplayAccount
-from purgatory_pipeline.replay.replay_task import IDLE_EVENTS
+from purgatory_pipeline.replay.replay_task import IDLE_EVENTS, grouped_runs, large_runs, replay_sums
 from purgatory_pipeline.replay.run_files import find_runs
-from purgatory_pipeline.replay.spark_jobs import grouped_runs, large_runs, replay_sums
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema

@@ -17,12 +17,11 @@ import pytest
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.engine_rows.arrow_chunks import chunk_of
 from purgatory_pipeline.engine_rows.row_chunk import TABLES, Name, RowChunk
-from purgatory_pipeline.replay.call_windows import windows
 from purgatory_pipeline.replay.division import BinAssignment, Connections, pack_bins
 from purgatory_pipeline.replay.policy import UNCHANGED, Change, Policy, parse_policies, parse_policy
 from purgatory_pipeline.replay.replay_sums import COUNTER, EQUAL, ReplaySums, frames_of
 from purgatory_pipeline.replay.replay_task import ReplayPlan, assign_bins, pack, replay_run, unpack
-from purgatory_pipeline.replay.run_files import RunContext, find_runs
+from purgatory_pipeline.replay.run_files import RunContext, find_runs, windows
 from purgatory_pipeline.replay.run_replay import RunReplay
 
 from purgatory.engine import codes

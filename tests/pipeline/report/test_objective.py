@@ -11,7 +11,7 @@ from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
 from purgatory_pipeline.notebook import report
 from purgatory_pipeline.replay.policy import parse_policy
-from purgatory_pipeline.replay.spark_jobs import replay_rows
+from purgatory_pipeline.replay.replay_task import replay_rows
 from purgatory_pipeline.report.objective import GROUP, advise_timeouts
 from purgatory_pipeline.report.report_builder import ReportOptions
 from pyspark.sql import SparkSession
