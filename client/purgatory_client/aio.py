@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from purgatory.v1 import purgatory_service_pb2
@@ -145,9 +144,7 @@ class AsyncClient(SingleCalls):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def close(self, *, finish: bool = False) -> None:

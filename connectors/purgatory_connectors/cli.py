@@ -25,7 +25,7 @@ from purgatory.command_line import FILE, Command, ExitCodes
 from purgatory.connection_flags import SECURITY
 from purgatory.source_uri import SourceUri, SourceUriInvalid
 from purgatory_connectors.errors import SourceRefused
-from purgatory_connectors.publisher.lineage_store import LineageStore
+from purgatory_connectors.publisher.mark_lineage import LineageStore
 from purgatory_connectors.publisher.publisher import Publisher, Source
 
 LEVELS: Final = ("debug", "info", "warning", "error")

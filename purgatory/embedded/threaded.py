@@ -7,7 +7,6 @@ import threading
 from abc import ABCMeta
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable
-from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, SupportsIndex, TypeVar
 
 from purgatory.clock import Clock, given_or_system_clock
@@ -167,9 +166,7 @@ class EmbeddedPurgatory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     @property

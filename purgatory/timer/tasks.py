@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice
-from types import TracebackType
 from typing import Final, Self, SupportsIndex
 
 from purgatory.clock import Clock, given_or_system_clock
@@ -139,9 +138,7 @@ class Timer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     @property

@@ -14,7 +14,7 @@ from purgatory_client import AsyncClient
 from purgatory_client.errors import NotFound, Unavailable
 from purgatory_client.views import Partition
 from purgatory_connectors.cli import open_source
-from purgatory_connectors.publisher.lineage_store import LineageStore
+from purgatory_connectors.publisher.mark_lineage import LineageStore
 from purgatory_connectors.publisher.observation import End, Observation, SourceState
 from purgatory_connectors.publisher.publisher import Publisher, Source
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from purgatory_client.events import Event
-from purgatory_connectors.publisher.lineage_store import LineageStore
-from purgatory_connectors.publisher.mark_lineage import MarkLineage
+from purgatory_connectors.publisher.mark_lineage import LineageStore, MarkLineage
 from purgatory_connectors.publisher.mark_replicator import SETTLE_S, DaemonMark, MarkReplicator
 from purgatory_connectors.publisher.observation import MarkName, Observation
 

@@ -23,8 +23,7 @@ from purgatory_client import AsyncClient, Outcome
 from purgatory_client.errors import NotFound
 from purgatory_connectors.cli import NoRepetitions, app
 from purgatory_connectors.errors import SourceRefused
-from purgatory_connectors.publisher.lineage_store import FILE_NAME, LineageStore
-from purgatory_connectors.publisher.mark_lineage import MarkLineage
+from purgatory_connectors.publisher.mark_lineage import FILE_NAME, LineageStore, MarkLineage
 from purgatory_connectors.publisher.observation import Observation, SeenReplicas
 
 from examples.free_ports import free_port

@@ -7,7 +7,7 @@ contained.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
@@ -18,6 +18,7 @@ from purgatory.v1 import purgatory_service_pb2 as service
 from purgatory_client.argument_checks import checked_type, several, squeeze
 from purgatory_client.errors import ClientClosed, LimitExceeded, ProtocolError, PurgatoryClientError
 from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
+from purgatory_client.session.shards import Exchange
 from purgatory_client.wire import sizes
 
 _OPTIONAL: Final = ("replica_id", "leader_epoch", "byte_position", "segment_base_offset", "log_start_offset")
@@ -80,9 +81,6 @@ def _fill_columns(columns: wire.EventColumns, events: Sequence[Event]) -> None:
         values = squeeze([getattr(event, field) for event in events])
         if values != _NOT_GIVEN:
             getattr(columns, field).extend(values)
-
-
-Exchange = Callable[[service.AdvanceStreamRequest], Awaitable[service.AdvanceReceipt]]
 
 
 class _Batch(NamedTuple):

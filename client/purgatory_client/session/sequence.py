@@ -21,7 +21,8 @@ class ResultSequence:
         self.results_max = sizes.UNACKNOWLEDGED_MAX
         self.last = 0
         self._acknowledged = 0
-        self._due_at: float | None = None
+        self.due_at: float | None = None
+        """When an acknowledgement is due (monotonic seconds); None: there is nothing to acknowledge."""
         self._restarted = False
 
     def restart(self) -> None:
@@ -29,7 +30,7 @@ class ResultSequence:
         number of the last result is unknown.
         """
         self.last = self._acknowledged = 0
-        self._due_at = None
+        self.due_at = None
         self._restarted = True
 
     def limit(self, unacknowledged_max: int) -> None:
@@ -39,7 +40,7 @@ class ResultSequence:
     def opened(self) -> None:
         """Record that a connection was opened with `last`, which acknowledges all results up to it."""
         self._acknowledged = self.last
-        self._due_at = None
+        self.due_at = None
 
     def arrive(self, first: int, count: int, now: float) -> int:
         """Record results `first` to `first + count - 1`. Returns how many of them, from the first on, are repeats.
@@ -55,27 +56,22 @@ class ResultSequence:
         repeats = min(count, self.last + 1 - first)
         self.last = max(self.last, first + count - 1)
         # Counted from the first unacknowledged result, so a steady flow of results cannot postpone it.
-        if self._due_at is None and self.last > self._acknowledged:
-            self._due_at = now + DELAY
+        if self.due_at is None and self.last > self._acknowledged:
+            self.due_at = now + DELAY
         return repeats
 
     def acknowledge(self, now: float, at_once: bool = False) -> int | None:
         """The sequence number to acknowledge now; None: no acknowledgement is due yet."""
         unacknowledged = self.last - self._acknowledged
-        if not unacknowledged or self._due_at is None:
+        if not unacknowledged or self.due_at is None:
             return None
-        if not (at_once or self.is_due or now >= self._due_at):
+        if not (at_once or self.is_due or now >= self.due_at):
             return None
         # Recorded when it is about to be sent. If that fails, the next opening acknowledges the same number.
-        self._acknowledged, self._due_at = self.last, None
+        self._acknowledged, self.due_at = self.last, None
         return self.last
 
     @property
     def is_due(self) -> bool:
         """Whether so many results are unacknowledged that the acknowledgement should not wait for its time."""
         return self.last - self._acknowledged >= self.results_max
-
-    @property
-    def due_at(self) -> float | None:
-        """When an acknowledgement is due (monotonic seconds); None: there is nothing to acknowledge."""
-        return self._due_at

@@ -4,7 +4,6 @@ import asyncio
 import os.path
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from enum import IntEnum
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import grpc.aio
@@ -99,9 +98,7 @@ class SourceLink:
         await self._write(source_pb2.AttachSourceRequest(hello=self._hello))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         self._call.cancel()
 
     async def report(

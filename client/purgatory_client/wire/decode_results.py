@@ -12,27 +12,19 @@ from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_client import results
 from purgatory_client.errors import ProtocolError, PurgatoryClientError, from_code
-from purgatory_client.results import (
-    COLUMNS,
-    FETCH_COLUMNS,
-    ITEM_COLUMNS,
-    OPERATION_COLUMNS,
-    OperationKind,
-    Outcome,
-    ResultColumns,
-)
 from purgatory_client.wire import sizes
 
 _MISSING: Final = {
-    **dict.fromkeys(OPERATION_COLUMNS, 0), "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0,
+    **dict.fromkeys(results.OPERATION_COLUMNS, 0), "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0,
     "stale_reasons": "", "signal_values": b"", "signal_values_left_out": False,
 }  # fmt: skip
 """The values of an operation without a result, because it was refused; -1 in all other columns."""
 
-_IS_EACH_OPERATION: Final = {field: name in OPERATION_COLUMNS for name, (field, _) in COLUMNS.items()}
+_IS_EACH_OPERATION: Final = {field: name in results.OPERATION_COLUMNS for name, (field, _) in results.COLUMNS.items()}
 """The columns on the wire: whether they have a value for each operation, or for each item."""
-_PENDING: Final = Outcome.PENDING.value
+_PENDING: Final = results.Outcome.PENDING.value
 
 
 class ArrivedMessage:
@@ -58,11 +50,11 @@ class ArrivedMessage:
         """One whole column; "names": the dictionary of partitions or keys."""
         if name == "names":
             return [*((one.topic, one.partition) for one in self._message.partitions), *self._message.keys]
-        return self.values(name, 0, self._count if name in OPERATION_COLUMNS else self._item_total)
+        return self.values(name, 0, self._count if name in results.OPERATION_COLUMNS else self._item_total)
 
     def values(self, name: str, start: int, end: int) -> list[Any]:
         """The values of a column from place `start` to `end` (exclusive)."""
-        field, absent = COLUMNS[name]
+        field, absent = results.COLUMNS[name]
         column = getattr(self._message, field)
         found: list[Any] = column[start:end] if len(column) > 1 else [column[0] if column else absent] * (end - start)
         if name == "stale_reasons":
@@ -104,7 +96,7 @@ class ResultsArrived:
         self.operation_ids: Final = ids
         self.starts: Final = [0, *accumulate(counts)] if counts else range(len(ids) + 1)
         self.message: Final = ArrivedMessage(message, len(ids), self.starts[-1])
-        self.columns: Final = ResultColumns(message.kind, self.message.column)
+        self.columns: Final = results.ResultColumns(message.kind, self.message.column)
         self.columns.item_counts = counts
         if _PENDING in self.columns.outcomes:
             raise ProtocolError(f"operation {ids[self.columns.outcomes.index(0)]} ended without an outcome")
@@ -122,7 +114,7 @@ class ResultsArrived:
         if len(ids) <= skip + 1:
             yield from [(skip, len(ids))] if len(ids) > skip else ()
             return
-        if Outcome.REFUSED.value in self.columns.outcomes:
+        if results.Outcome.REFUSED.value in self.columns.outcomes:
             breaks: list[int] = list(range(skip + 1, len(ids)))
         else:
             differences = map(sub, ids[skip + 1 :], ids[skip:])
@@ -139,13 +131,13 @@ def arrived_batch(batch: wire.ResultBatch) -> list[ResultsArrived]:
 
 def refused_batch(operation_ids: Iterable[int], refusal: operation_pb2.OperationRefusal) -> wire.ResultBatch:
     """Results of operations that were all refused for the same reason."""
-    results = wire.ResultBatch()
+    batch = wire.ResultBatch()
     for operation_id in operation_ids:
-        results.columns.operation_id.append(operation_id)
-        results.columns.refusals.add().CopyFrom(refusal)
-        results.columns.refusals[-1].operation_id = operation_id
-    results.columns.outcome.append(Outcome.REFUSED.value)
-    return results
+        batch.columns.operation_id.append(operation_id)
+        batch.columns.refusals.add().CopyFrom(refusal)
+        batch.columns.refusals[-1].operation_id = operation_id
+    batch.columns.outcome.append(results.Outcome.REFUSED.value)
+    return batch
 
 
 def arrived_row(row: result_pb2.Result) -> ResultsArrived:
@@ -157,7 +149,7 @@ def arrived_row(row: result_pb2.Result) -> ResultsArrived:
         operation_id=[row.operation_id],
         item_count=[len(row.partitions)],
         item_index=[next(partitions if is_partition else keys) for is_partition in by_partition],
-        **{field: [getattr(row, field)] for field, _ in OPERATION_COLUMNS.values()},
+        **{field: [getattr(row, field)] for field, _ in results.OPERATION_COLUMNS.values()},
     )
     for item in row.partitions:
         if item.key:
@@ -181,7 +173,7 @@ def _add_item(message: result_pb2.ResultColumns, item: result_pb2.PartitionResul
     if item.signal_value:
         message.signal_values.append(item.signal_value)
     message.signal_value_index.append(len(message.signal_values) if item.signal_value else 0)
-    for name, (field, absent) in FETCH_COLUMNS.items():
+    for name, (field, absent) in results.FETCH_COLUMNS.items():
         if name in ("stale_reasons", "signal_values"):
             continue
         source: Message = item if field in item.DESCRIPTOR.fields_by_name else item.fetched
@@ -207,8 +199,11 @@ class BatchResults:
     """The results received for a batch of `count` operations with `item_total` items."""
 
     def __init__(self, kind: int, count: int, item_total: int) -> None:
-        of_items = FETCH_COLUMNS if kind == OperationKind.FETCH else ITEM_COLUMNS
-        self._lengths: Final = {**dict.fromkeys(OPERATION_COLUMNS, count), **dict.fromkeys(of_items, item_total)}
+        of_items = results.FETCH_COLUMNS if kind == results.OperationKind.FETCH else results.ITEM_COLUMNS
+        self._lengths: Final = {
+            **dict.fromkeys(results.OPERATION_COLUMNS, count),
+            **dict.fromkeys(of_items, item_total),
+        }
         self._segments: Final[list[ResultSegment]] = []
         self._copied: Final[dict[str, list[Any]]] = {}
 
@@ -225,7 +220,7 @@ class BatchResults:
         if not length:
             return []
         column = self._copied.get(name) or [_MISSING.get(name, -1)] * length
-        each = name in OPERATION_COLUMNS
+        each = name in results.OPERATION_COLUMNS
         for message, places, items, position, item, before_ms in self._segments:
             values = message.values(name, *(places if each else items))
             if before_ms and name == "waited_ms":

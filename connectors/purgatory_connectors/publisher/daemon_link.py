@@ -15,7 +15,7 @@ from purgatory_client.sources.source_link import EndsWanted, SourceLink
 from purgatory_client.unary import shards_of
 from purgatory_client.views import Partition
 
-from purgatory_connectors.publisher.lineage_store import LineageStore
+from purgatory_connectors.publisher.mark_lineage import LineageStore
 from purgatory_connectors.publisher.mark_replicator import DaemonMark, MarkReplicator
 from purgatory_connectors.publisher.observation import EndsFound, MarkName, SourceState, StaleMarks
 

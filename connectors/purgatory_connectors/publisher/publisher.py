@@ -13,7 +13,7 @@ from purgatory_client.sources.source_link import EndsWanted
 
 from purgatory_connectors.errors import NoTimeLookup, SourceRefused, SourceStale
 from purgatory_connectors.publisher.daemon_link import DaemonLink, LinkedSource, first_error
-from purgatory_connectors.publisher.lineage_store import LineageStore
+from purgatory_connectors.publisher.mark_lineage import LineageStore
 from purgatory_connectors.publisher.observation import (
     End,
     EndsFound,

@@ -15,20 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from purgatory.service.access import tokens
 from purgatory.service.access.access_policy import AccessPolicy, read_policy
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.access.audit import AUDITED_CALL, NO_ROLE, UNAUTHENTICATED
 from purgatory.service.access.roles import CALLS, OBSERVE
-from purgatory.service.access.tokens import (
-    AccessError,
-    BadToken,
-    KnownToken,
-    TokensError,
-    hash_of,
-    is_expired,
-    new_token,
-    read_tokens,
-)
 from purgatory.service.errors import RpcError, permission_denied, unauthenticated
 from purgatory.service.settings import AccessSettings
 from purgatory.service.transport.watched_file import WatchedFile
@@ -59,9 +50,9 @@ class Access:
         self._accounts: Final = accounts
         self._principal_of_peer: Final = principal_of_peer
         self._policy: AccessPolicy | None = None
-        self._tokens: dict[str, KnownToken] = {}
-        self._tokens_in_memory: Final[dict[str, KnownToken]] = {}
-        self._verified: Final[dict[bytes, KnownToken]] = {}
+        self._tokens: dict[str, tokens.KnownToken] = {}
+        self._tokens_in_memory: Final[dict[str, tokens.KnownToken]] = {}
+        self._verified: Final[dict[bytes, tokens.KnownToken]] = {}
         self._verified_with: object = None
         """The keys that verified the remembered tokens. When the keys change, all tokens are verified again."""
         self._json_web_tokens: Final = _json_web_tokens(settings)
@@ -90,8 +81,8 @@ class Access:
 
     def make_token(self, principal: str) -> str:
         """Create a token that is valid until this daemon ends and is not stored in a file."""
-        token = new_token()
-        self._tokens_in_memory[hash_of(token)] = KnownToken(principal, float("inf"))
+        token = tokens.new_token()
+        self._tokens_in_memory[tokens.hash_of(token)] = tokens.KnownToken(principal, float("inf"))
         return token
 
     def identify(self, method: str) -> Callable[[Context], Account]:
@@ -159,7 +150,7 @@ class Access:
         scheme, _, token = header.partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise unauthenticated("the authorization is not a bearer token")
-        digest = hash_of(token)
+        digest = tokens.hash_of(token)
         # Our own tokens first: a look-up by hash costs less than the signature of a JSON web token.
         known = self._tokens.get(digest) or self._tokens_in_memory.get(digest)
         if known is None and self._json_web_tokens is not None and token.count(".") == DOTS:
@@ -167,11 +158,11 @@ class Access:
         if known is None:
             raise unauthenticated("the token is not known")
         # At each use: a remembered token was valid when it was verified, and may have expired since.
-        if is_expired(known):
+        if tokens.is_expired(known):
             raise unauthenticated("the token has expired")
         return known.principal
 
-    def _verify(self, token: str, json_web_tokens: "JsonWebTokens") -> KnownToken:
+    def _verify(self, token: str, json_web_tokens: "JsonWebTokens") -> tokens.KnownToken:
         if json_web_tokens.keys is not self._verified_with:  # its key may have been withdrawn
             self._verified.clear()
             self._verified_with = json_web_tokens.keys
@@ -179,8 +170,8 @@ class Access:
         known = self._verified.get(digest)
         if known is None:
             try:
-                known = KnownToken(*json_web_tokens.verify(token))
-            except BadToken as error:
+                known = tokens.KnownToken(*json_web_tokens.verify(token))
+            except tokens.BadToken as error:
                 raise unauthenticated(str(error)) from None
             if len(self._verified) >= VERIFIED_MAX:
                 self._verified.clear()
@@ -207,7 +198,7 @@ class Access:
         reloads = self._accounts.audit.reloads
         try:
             file.take()
-        except AccessError as error:
+        except tokens.AccessError as error:
             LOGGER.error("%s; still using the previous version", error)  # noqa: TRY400 - the message is complete
             reloads[file.what, "refused"] += 1
         except Exception:
@@ -220,12 +211,12 @@ class Access:
         """Read the tokens. An empty file raises `TokensError`, because it was truncated or is not written yet: a file
         whose last token was deleted still has its comment.
         """
-        tokens = read_tokens(path)
-        if not tokens and not path.read_bytes().strip():
-            raise TokensError(
+        found = tokens.read_tokens(path)
+        if not found and not path.read_bytes().strip():
+            raise tokens.TokensError(
                 f"{path}: the file is empty; make a token with `purgatory token new NAME --tokens {path}`"
             )
-        self._tokens = tokens
+        self._tokens = found
 
     def _take_policy(self, path: Path) -> None:
         is_first = self._policy is None

@@ -25,18 +25,8 @@ from purgatory.service.reasons import held_back
 from purgatory.service.rpc.call import Call
 from purgatory.service.sessions.session import Callbacks, Session
 from purgatory.service.sources.source_table import KnownSource
+from purgatory.service.translate import views
 from purgatory.service.translate.sources import absent_source_status, source_status
-from purgatory.service.translate.views import (
-    WallTime,
-    is_known_kind,
-    kind_statuses,
-    no_remaining_times,
-    partition,
-    partition_name,
-    pending_operation,
-    remaining,
-    timestamp,
-)
 from purgatory.service.visibility import may_see, owner_of, rank_pending, ranked_views
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2 as source_wire
@@ -126,7 +116,7 @@ class InspectionCalls:
             # The same error for an operation that does not exist and for one that the caller may not see.
             if view is not None and may_see(call.account, session.account, view):
                 causes = held_back(self._host, view)
-                answer = pending_operation(view, session.session_id, session.account.principal, now, causes)
+                answer = views.pending_operation(view, session.session_id, session.account.principal, now, causes)
                 return wire.GetOperationResponse(operation=answer)
         raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
 
@@ -134,13 +124,13 @@ class InspectionCalls:
         """Return a page of pending operations. Refuses unknown sessions and kinds, and tokens of other requests."""
         self._host.gate.check_answer(call.account)
         host, kind = self._host, int(request.kind)
-        if kind != ANY_KIND and not is_known_kind(kind):
+        if kind != ANY_KIND and not views.is_known_kind(kind):
             raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
         owner_id = ANY_OWNER
         if request.session_id:
             one = self._session(request, call)
             owner_id = NO_OWNER if one is None else one.owner.owner_id
-        name = partition_name(request.topic_partition) if request.HasField("topic_partition") else None
+        name = views.partition_name(request.topic_partition) if request.HasField("topic_partition") else None
         if request.order:
             return held_answer(self._host, await self._ranked(request, call, owner_id, name), call)
         if request.search:
@@ -157,11 +147,13 @@ class InspectionCalls:
             with watched:
                 # A few at a time: whether the page is full by bytes is known only after they were translated.
                 now, asked = self._now(), min(sizes.LISTED_OPERATIONS_AT_ONCE, size - len(response.operations))
-                views, start = host.engine.inspection.list_pending(start, asked, owner_id, kind, name, request.key)
-                for view in views:
+                found, start = host.engine.inspection.list_pending(start, asked, owner_id, kind, name, request.key)
+                for view in found:
                     owner, session_id = owner_of(host, view)
                     if may_see(call.account, owner, view):
-                        operation = pending_operation(view, session_id, "" if owner is None else owner.principal, now)
+                        operation = views.pending_operation(
+                            view, session_id, "" if owner is None else owner.principal, now
+                        )
                         bytes_left -= operation.ByteSize()
                         response.operations.append(operation)
             if start < 0 or bytes_left <= 0 or len(response.operations) == size:
@@ -194,7 +186,7 @@ class InspectionCalls:
                 now, part = self._now(), ranked[start : start + sizes.LISTED_OPERATIONS_AT_ONCE]
                 for _, view, owner in ranked_views(host, call.account, part):
                     session_id = owner_of(host, view)[1]
-                    operation = pending_operation(view, session_id, "" if owner is None else owner.principal, now)
+                    operation = views.pending_operation(view, session_id, "" if owner is None else owner.principal, now)
                     bytes_left -= operation.ByteSize()
                     response.operations.append(operation)
                     if bytes_left <= 0:
@@ -205,14 +197,14 @@ class InspectionCalls:
     async def GetPartition(self, request: wire.GetPartitionRequest, call: Call) -> wire.GetPartitionResponse:
         """Return one partition's marks, replicas and waits. Refuses unknown partitions, and topics without a role."""
         self._host.gate.check_answer(call.account)
-        name = partition_name(request.topic_partition)
+        name = views.partition_name(request.topic_partition)
         if name[0] not in call.account.grants.on_topics(OBSERVE):
             raise self._denied(call, OBSERVE, f"topic {quoted(name[0])}")
         view = self._host.engine.inspection.partition_view(name)
         if view is None:
             raise not_found("partition", f"{name[0]}-{name[1]}")
         listening_ms = self._host.listening.now_ms()
-        shown = partition(view, self._host.sources.stale(name, listening_ms), listening_ms)
+        shown = views.partition(view, self._host.sources.stale(name, listening_ms), listening_ms)
         return held_answer(self._host, wire.GetPartitionResponse(partition=shown), call)
 
     async def ListPartitions(self, request: wire.ListPartitionsRequest, call: Call) -> wire.ListPartitionsResponse:
@@ -274,9 +266,9 @@ class InspectionCalls:
         return wire.GetStatusResponse(
             version=__version__,
             compiled=COMPILED,
-            started_time=timestamp(host.started_time),
+            started_time=views.timestamp(host.started_time),
             draining=host.draining,
-            kinds=kind_statuses(host.engine.inspection.counts),
+            kinds=views.kind_statuses(host.engine.inspection.counts),
             partitions=host.engine.partition_count,
             signal_keys=host.engine.inspection.signal_key_count,
             sessions=host.sessions.count,
@@ -322,7 +314,7 @@ class InspectionCalls:
 
     async def _count_remaining(self) -> wire.RemainingTime:
         """Count how much time pending operations have left, in slices."""
-        host, times, watched = self._host, no_remaining_times(), self._host.holds.of("GetStatus")
+        host, times, watched = self._host, views.no_remaining_times(), self._host.holds.of("GetStatus")
         slot = 0
         while True:
             with watched:
@@ -330,7 +322,7 @@ class InspectionCalls:
                     slot, sizes.LISTED_SLOTS_PER_SLICE, host.time.now_ms(), times
                 )
             if slot < 0:
-                return remaining(times)
+                return views.remaining(times)
             await asyncio.sleep(0)
 
     def _session(self, request: wire.GetOperationRequest | wire.ListOperationsRequest, call: Call) -> Session | None:
@@ -352,8 +344,8 @@ class InspectionCalls:
         """Return the refusal for a missing role, and audit it."""
         return self._host.sessions.accounts.audit.denied(call.account.principal, role, name)
 
-    def _now(self) -> WallTime:
-        return WallTime(self._host.time.now_ms(), time.time())
+    def _now(self) -> views.WallTime:
+        return views.WallTime(self._host.time.now_ms(), time.time())
 
 
 def held_answer(host: Host, answer: Answer, call: Call) -> Answer:
@@ -400,7 +392,7 @@ class PartitionPage:
             if self._bytes_left <= 0 or len(self.response.partitions) == self._size:
                 self.has_more = True
                 return True
-            message = partition(view, self._host.sources.stale(name, listening_ms), listening_ms)
+            message = views.partition(view, self._host.sources.stale(name, listening_ms), listening_ms)
             self.response.partitions.append(message)
             self.last = name
             self._bytes_left -= message.ByteSize()
