@@ -62,8 +62,8 @@ async def test_result_names_the_terms_that_decided(client: AsyncClient) -> None:
 async def test_an_expired_wait_names_only_what_was_missing(client: AsyncClient) -> None:
     arms: dict[str, Any] = {"unless": [signal("late-no"), signal("late-nor")], "timeout": 0.05}
     one = waits.wait(signal("late-job"), **arms)
-    batched = {"offsets": [1, 1, 1, 1], "indexes": [0, 1, 0, 1], "item_counts": [2, 2], "timeouts_ms": [50]}
-    many = await client.wait_many([], ["late-job", "late-no"], unless_counts=[1], **batched)
+    batched = {"offsets": [1] * 5, "indexes": [0, 1, 0, 0, 1], "item_counts": [2, 1, 2], "timeouts_ms": [50]}
+    many = await client.wait_many([], ["late-job", "late-no"], unless_counts=[1, 0, 1], **batched)
     for expired in (await client.wait(signal("late-job"), **arms), await client.wait_once(one), *many):
         with pytest.raises(errors.WaitExpired, match=r" s; late-job: 0 of 1 \(error 7\)$"):
             expired.raise_for_outcome()

@@ -142,6 +142,22 @@ def test_waits_share_a_batch_while_the_window_is_full() -> None:
     assert [len(ids) for ids in registered(sent(core, 0.0))] == [50]
 
 
+def test_what_was_cancelled_since_it_was_planned_is_not_sent() -> None:
+    core = open_core(operations_per_batch_max=1)
+    fresh = submit(core, WINDOW + 2)
+    sent(core, 0.0)
+    for batch_id in (1, 2):
+        core.receive(receipt(batch_id), 0.0)
+        sent(core, 0.0)
+    core.connection_lost(1.0)
+    core.receive(opened(operations_per_batch_max=1), 1.0)
+    assert registered(sent(core, 1.0)) == [[number] for number in range(1, WINDOW + 1)]
+    core.cancel(fresh[WINDOW])
+    for batch_id in (WINDOW + 3, WINDOW + 4):
+        core.receive(receipt(batch_id), 1.0)
+    assert registered(sent(core, 1.0)) == [[WINDOW + 2]]
+
+
 def wide(partitions: int, number: int = 0) -> Wait:
     """A wait for partitions with a long name."""
     return waits.produce({(f"{LONG_TOPIC}{number}", partition): 1 for partition in range(partitions)}, timeout=5)
