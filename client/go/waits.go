@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -174,6 +175,11 @@ func Dial(addresses string, options Options, dial ...grpc.DialOption) (*Session,
 	all := append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithKeepaliveParams(pings), grpc.WithDefaultServiceConfig(ServiceConfig)}, dial...)
 	if !strings.Contains(addresses, ":///") {
+		for address := range strings.SplitSeq(addresses, ",") {
+			if _, _, err := net.SplitHostPort(address); err != nil {
+				return nil, err
+			}
+		}
 		addresses = Scheme + ":///" + addresses
 	}
 	conn, err := grpc.NewClient(addresses, all...)

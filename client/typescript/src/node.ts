@@ -23,6 +23,8 @@ export function connect(addresses: string, { tls, token, ...options }: ConnectOp
     if (token) request.header.set("authorization", `Bearer ${typeof token === "string" ? token : token()}`);
     return next(request);
   };
+  const wrong = addresses.split(",").find((one) => !/^(\[[^\]]+\]|[^:]+):\d+$/.test(one));
+  if (wrong !== undefined) throw new TypeError(`"${wrong}" is not HOST:PORT`);
   const urls = addresses.split(",").map((one) => `${tls ? "https" : "http"}://${one}`);
   const managers = urls.map((url) => new Http2SessionManager(url, PINGS, tls));
   const transports = managers.map((sessionManager) =>
