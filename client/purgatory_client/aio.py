@@ -10,7 +10,7 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from purgatory.v1 import purgatory_service_pb2
 from purgatory_client import batches, waits
-from purgatory_client.argument_checks import checked_type, milliseconds, several
+from purgatory_client.argument_checks import checked, checked_type, int64, milliseconds, several
 from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.default_timeouts import DefaultTimeouts
 from purgatory_client.errors import InvalidRequest, Unavailable
@@ -126,6 +126,10 @@ class AsyncClient(SingleCalls):
         token: Token | None = None,
         default_timeouts: DefaultTimeouts | None = None,
     ) -> None:
+        int64(pending_max, "pending_max")
+        milliseconds(give_up_after, "give_up_after")
+        milliseconds(open_timeout, "open_timeout")
+        checked_type(default_timeouts, (DefaultTimeouts, type(None)), "default_timeouts", "give DefaultTimeouts(PATH)")
         super().__init__(address, ChannelSecurity(tls, tls_ca, tls_certificate, tls_key, token), give_up_after)
         self._driver: Final = SessionDriver(
             address,
@@ -219,6 +223,7 @@ class AsyncClient(SingleCalls):
             Unavailable: The end offsets are not available: no source is attached, or it cannot read the topics.
         """
         began = time.monotonic()
+        milliseconds(fail_when_stale, "stale_timeout_ms")  # to check it before the lookup
         names = [kafka_group(group, topic, label) for topic in several(topics, "topics")]
         positions = await self.ends(names, timeout=timeout, as_of=as_of)
         remaining = max(0.0, timeout - (time.monotonic() - began))
@@ -312,8 +317,7 @@ class AsyncClient(SingleCalls):
             The ticket to get the result with.
 
         Raises:
-            OutboxError: The wait could not be written and was not registered.
-            OutboxError: This client has no outbox.
+            OutboxError: This client has no outbox, or the wait could not be written and was not registered.
             LimitExceeded: `pending_max` is reached.
             ClientClosed: The client is closed.
         """
@@ -429,13 +433,13 @@ class AsyncClient(SingleCalls):
         ids = ids_of(operation_ids)
         if not ids:
             return []
-        timeout_ms = milliseconds(timeout) or 0
+        wait_ms = milliseconds(timeout) or 0
         chosen = self.session_id if session_id is None else session_id
-        request = purgatory_service_pb2.ExtendRequest(session_id=chosen, operation_ids=ids, timeout_ms=timeout_ms)
+        request = checked(purgatory_service_pb2.ExtendRequest, session_id=chosen, operation_ids=ids, timeout_ms=wait_ms)
         response = await self._call_session("Extend", request)
         not_pending = list(response.not_pending_operation_ids)
         if chosen == self.session_id:
-            self._session.extended(set(ids).difference(not_pending), timeout_ms)
+            self._session.extended(set(ids).difference(not_pending), wait_ms)
         return not_pending
 
     # Internals

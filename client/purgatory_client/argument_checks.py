@@ -12,11 +12,14 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from operator import index
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message
 
 from purgatory_client.errors import InvalidRequest
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 DIGITS_MAX: Final = 40
 """The number of digits that are read. A longer number is out of every range, and `int` raises above 4,300 digits."""
@@ -35,11 +38,29 @@ def several(values: Iterable[T], argument: str) -> list[T]:
     return list(values)
 
 
-def checked_type(value: object, kind: type[T], argument: str, remedy: str) -> T:
+def checked_type(value: object, kind: type[T] | tuple[type[T], ...], argument: str, remedy: str) -> T:
     """Return `value` if it has this type. Raises InvalidRequest, with what to give instead (`remedy`)."""
     if not isinstance(value, kind):
         raise InvalidRequest(argument, f"{type(value).__name__} given; {remedy}")
     return value
+
+
+def truth(value: object, argument: str) -> bool:
+    """Return a truth value. Raises InvalidRequest for anything else, such as "no", which Python takes for true."""
+    if value not in (True, False):
+        raise InvalidRequest(argument, f"{value!r} given; give True or False")
+    return bool(value)
+
+
+def checked(kind: type[M], /, **fields: Any) -> M:  # noqa: ANN401 - fields of several types
+    """Make a message of the wire. Raises InvalidRequest, with the field's name, for a value of another type."""
+    made = kind()
+    for field, value in fields.items():
+        try:
+            made.MergeFrom(kind(**{field: value}))
+        except (TypeError, ValueError):
+            raise InvalidRequest(field, f"{value!r} is too large, or of another type than this argument") from None
+    return made
 
 
 def check_keywords(function: str, given: Iterable[str], known: frozenset[str]) -> None:

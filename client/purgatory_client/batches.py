@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
-from purgatory_client.argument_checks import INT32_MAX, INT64_MAX, check_length, int_column, several, take
+from purgatory_client.argument_checks import INT32_MAX, INT64_MAX, check_length, int_column, several, take, truth
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.results import OperationKind, Outcome, ResultColumns
@@ -54,7 +54,8 @@ class WaitBatch:
         self.kind = kind
         self.names = names
         indexes, offsets = several(indexes or (), "item_index"), several(offsets or (), "offset")
-        self.item_counts = _item_counts(item_counts)
+        item_counts = several(() if item_counts is None else item_counts, "item_count")
+        self.item_counts = int_column(item_counts, len(item_counts), "item_count", INT32_MAX, 1)
         self.item_total = sum(self.item_counts) if self.item_counts else max(len(indexes), len(offsets))
         self.count = len(self.item_counts) or self.item_total
         self.indexes = int_column(indexes, self.item_total, "item_index", len(names) - 1, 0)
@@ -92,7 +93,9 @@ class WaitBatch:
             if name in _RANGES:
                 column = int_column(values, count, field, *_RANGES[name])
             else:
-                column = [bool(value) for value in values or ()]
+                column = several(values or (), field)
+                if not set(map(type, column)) <= {bool}:
+                    column = [truth(value, field) for value in column]
                 check_length(column, count, field)
             (self.item_columns if is_of_items else self.operation_columns)[name] = column
 
@@ -325,11 +328,11 @@ def signal(
         heartbeat_timeouts_ms: For each operation: milliseconds for which a key that it still waits for may be silent
             before the operation fails. -1: it keeps waiting.
     """
-    places = range(len(keys)) if indexes is None and item_counts is None else indexes
+    names = [checked_key(key) for key in several(keys, "keys")]
     batch = WaitBatch(
         OperationKind.SIGNAL,
-        [checked_key(key) for key in several(keys, "keys")],
-        indexes=places,
+        names,
+        indexes=range(len(names)) if indexes is None and item_counts is None else indexes,
         offsets=counts,
         timeouts_ms=timeouts_ms,
         item_counts=item_counts,
@@ -388,11 +391,3 @@ def partition_columns(
     """A batch of operations on partitions with only the columns common to all kinds; arguments as for `produce`."""
     names = [partition_name(name) for name in several(partitions, "partitions")]
     return WaitBatch(kind, names, indexes=indexes, offsets=offsets, timeouts_ms=timeouts_ms, item_counts=item_counts)
-
-
-def _item_counts(counts: Sequence[int] | None) -> list[int]:
-    column = [] if counts is None else list(counts)
-    for position, count in enumerate(column):
-        if count < 1:
-            raise InvalidRequest(f"item_count[{position}]", f"{count}; every operation needs at least one item")
-    return column

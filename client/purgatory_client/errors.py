@@ -27,6 +27,7 @@
 A wait that expires, fails or is cancelled is an outcome, not an error: only `raise_for_outcome()` raises it.
 """
 
+import re
 from enum import StrEnum
 from typing import Any, Final
 
@@ -41,6 +42,20 @@ Only another stream can tell why it ended."""
 HTTP1: Final = "http1.x server"
 """Part of gRPC's message if a server at the address answers in HTTP/1: most likely the daemon's HTTP port was given."""
 WRONG_PORT: Final = "this port answers HTTP/1 and not gRPC; give the daemon's gRPC address (by default port 7440)"
+_NOT_CONNECTED: Final = re.compile(
+    r"(?:failed to connect to all addresses|connections to all backends failing); last error: [A-Z_]+: (?:ip\S+: )?"
+    r"(?:Failed to connect to remote host: )?|errors resolving \S+: \[field:hostname lookup error:"
+)
+"""What gRPC puts before the reason for which no connection could be made."""
+_REASONS: Final = {
+    HTTP1: WRONG_PORT,
+    "Hostname ": "its certificate is for another host: connect to a name in the certificate",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not from a trusted authority: give that one as tls_ca or --tls-ca",
+    "WRONG_VERSION_NUMBER": "this daemon does not speak TLS: connect without it",
+    "security handshaker": "tls_ca, tls_certificate or tls_key is not a PEM file of that kind",
+    "Socket closed": "the connection was closed at once; if this daemon speaks TLS: give tls_ca or --tls-ca",
+}
+"""By a part of the reason that gRPC or TLS gives: what it means for the caller."""
 
 
 class PurgatoryClientError(Exception):
@@ -66,7 +81,10 @@ class InvalidRequest(PurgatoryClientError):
         field: The invalid part, as a path in the row form of the wire ("produce.partitions[0].required_offset"), or
             empty.
         message: Why it is invalid.
+        is_answer: Whether the daemon refused it. If not, nothing was sent.
     """
+
+    is_answer = False
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -211,7 +229,9 @@ def from_code(code: int, field: str, message: str) -> PurgatoryClientError:
     """The error for a `google.rpc.Code` of a status or of a refusal."""
     kind = _BY_CODE.get(code, DaemonError)
     if kind is InvalidRequest:
-        return InvalidRequest(field, message)
+        refused = InvalidRequest(field, message)
+        refused.is_answer = True
+        return refused
     return kind(f"{field}: {message}" if field else message)
 
 
@@ -219,14 +239,23 @@ def from_rpc_error(error: grpc.aio.AioRpcError, address: str = "") -> PurgatoryC
     """The error for a failed call to `address`; the field comes from the BadRequest details, if there are any."""
     status = rpc_status.from_call(error)
     field = "" if status is None else _field_violated(status)
-    message = error.details() or error.code().name
-    if HTTP1 in message:
-        message = WRONG_PORT
+    message = reason_of(error.details()) or error.code().name
     made = from_code(error.code().value[0], field, message.removeprefix(f"{field}: "))
     if isinstance(made, Unavailable):
         made.is_answer = status is not None  # errors that gRPC itself raises have no status details
         made.address = address
     return made
+
+
+def reason_of(details: str | None) -> str:
+    """The details of a status, without gRPC's own words where no connection could be made."""
+    reason = _NOT_CONNECTED.sub("", details or "", 1)
+    return reason if reason == details else meaning_of(reason.removesuffix("]"))
+
+
+def meaning_of(reason: str) -> str:
+    """What the reason for which a connection could not be made means for the caller; the reason itself if unknown."""
+    return next((meaning for part, meaning in _REASONS.items() if part in reason), reason)
 
 
 def _field_violated(status: status_pb2.Status) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
-from purgatory_client.argument_checks import checked_type, int32, int64, several
+from purgatory_client.argument_checks import checked_type, int32, int64, several, truth
 from purgatory_client.errors import EventRefused, StaleEpoch
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.waits import Name
@@ -164,7 +164,7 @@ def signalled(key: str, count: int = 1, *, value: bytes = b"", failed: bool = Fa
     """
     event = Event(wire.EVENT_TYPE_SIGNAL, None, checked_key(key), int64(count, "offset"))
     checked_type(value, bytes, "key_signalled.value", "give bytes, such as text.encode()")
-    if value or failed:
+    if truth(failed, "key_signalled.failed") or value:
         signal = wire.KeySignalled(key=event.key, count=event.offset, value=value, failed=failed)
         event.row = wire.Event(key_signalled=signal)
     return event
@@ -226,7 +226,7 @@ def leadership(
         epoch_start_offset: The first offset of the epoch. None: the current log end offset.
     """
     change = wire.Leadership(
-        is_leader=is_leader,
+        is_leader=truth(is_leader, "leadership.is_leader"),
         leader_id=_id(leader_id, "leader_id"),
         replica_ids=_ids(replica_ids, "replica_ids"),
         epoch_start_offset=None if epoch_start_offset is None else int64(epoch_start_offset, "epoch_start_offset"),

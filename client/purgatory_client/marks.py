@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, TypedDict
 
 from purgatory_client import events
-from purgatory_client.argument_checks import check_keywords
+from purgatory_client.argument_checks import check_keywords, several
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.events import Event
 from purgatory_client.waits import Name
@@ -69,21 +69,21 @@ def events_of(name: Name, marks: Marks) -> list[Event]:
     """Convert marks to events. Raises InvalidRequest if they are incomplete, contradictory or without effect."""
     check_keywords("advance", marks, Marks.__optional_keys__)
     found = list(_in_safe_order(name, marks))
-    if not found:
-        raise InvalidRequest("events", "no event given; give at least one mark, such as high_watermark=42")
     if "log_end_offset" not in marks and ("byte_position" in marks or "segment_base_offset" in marks):
         raise InvalidRequest("leader_append", "byte_position and segment_base_offset require log_end_offset")
     if "is_leader" not in marks and ("replica_ids" in marks or "epoch_start_offset" in marks):
         raise InvalidRequest("leadership", "replica_ids and epoch_start_offset require is_leader")
+    if not found:
+        raise InvalidRequest("events", "no event given; give at least one mark, such as high_watermark=42")
     return found
 
 
 def _in_safe_order(name: Name, marks: Marks) -> Iterator[Event]:
     epoch = marks.get("leader_epoch")
     storage, removed, unstable = marks.get("storage"), marks.get("removed"), marks.get("last_stable_offset")
-    if storage not in {None, "online", "failed"}:
+    if storage not in (None, "online", "failed"):
         raise InvalidRequest("storage", f"{storage!r}; must be 'online' or 'failed'")
-    if removed not in {None, False, True, "moved"}:
+    if removed not in (None, False, True, "moved"):
         raise InvalidRequest("removed", f"{removed!r}; must be True or 'moved'")
     if storage == "online":
         yield events.storage_online(name, leader_epoch=epoch)
@@ -118,7 +118,10 @@ def _in_safe_order(name: Name, marks: Marks) -> Iterator[Event]:
             leader_epoch=epoch,
         )
     if "replica" in marks:
-        replica_id, log_end, *rest = marks["replica"]
+        given = marks["replica"]
+        if len(several(given, "replica")) not in {2, 3}:
+            raise InvalidRequest("replica", f"{given}; give an id, a log end offset, and perhaps a log start offset")
+        replica_id, log_end, *rest = given
         log_start = rest[0] if rest else None
         yield events.follower_progress(name, replica_id, log_end, log_start_offset=log_start, leader_epoch=epoch)
     if "high_watermark" in marks:

@@ -63,7 +63,7 @@ def at_least(count: int, *terms: Term) -> Terms:
     checked = checked_terms(terms, "composite.terms")
     if not checked:
         raise InvalidRequest("composite.terms", "empty; at least one is required")
-    if not 1 <= count <= len(checked):
+    if not 1 <= int64(count, "composite.required_terms") <= len(checked):
         raise InvalidRequest(
             "composite.required_terms", f"{count}; must be from 1 to {len(checked)}, the number of terms"
         )

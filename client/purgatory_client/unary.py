@@ -12,7 +12,7 @@ import grpc.aio
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import errors, views
-from purgatory_client.argument_checks import check_keywords, checked_type, int64, milliseconds_of, several
+from purgatory_client.argument_checks import check_keywords, checked, checked_type, int64, milliseconds_of, several
 from purgatory_client.batches import WaitBatch
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
@@ -109,7 +109,7 @@ class SingleCalls:
             NotFound: The daemon does not know the session, or no longer.
             Unavailable: The daemon could not be reached.
         """
-        request = purgatory_service_pb2.CloseSessionRequest(session_id=session_id)
+        request = checked(purgatory_service_pb2.CloseSessionRequest, session_id=session_id)
         closed = await self._call_session("CloseSession", request)
         return ClosedSession(closed.cancelled, closed.results_dropped)
 
@@ -185,7 +185,8 @@ class SingleCalls:
             The link, for use in `async with`.
         """
         self._is_source = True
-        return SourceLink(self._stub, name, several(topic_prefixes, "topic_prefixes"))
+        prefixes = several(topic_prefixes, "topic_prefixes")
+        return SourceLink(self._stub, checked(source_pb2.SourceHello, name=name, topic_prefixes=prefixes))
 
     async def ends(
         self,
@@ -207,21 +208,23 @@ class SingleCalls:
             Unavailable: A topic has no source at present, or its source cannot read it.
             InvalidRequest: The time is invalid, or a source cannot look up a time (only Kafka's can).
         """
-        request = source_pb2.GetSourceEndsRequest(topics=several(topics, "topics"), as_of_ms=milliseconds_of(as_of))
+        checked_type(timeout, (int, float), "timeout_ms", "give seconds")
+        as_of_ms = milliseconds_of(as_of)
+        request = checked(source_pb2.GetSourceEndsRequest, topics=several(topics, "topics"), as_of_ms=as_of_ms)
         response = await self._answer(self._stub().GetSourceEnds(request, timeout=timeout))
         return Positions.of_ends(response.ends)
 
     async def with_epochs(self, offsets: ByPartition) -> Positions:
         """Offsets together with the leader epochs that the daemon currently knows for their partitions."""
         epochs: dict[Name, int] = {}
-        for name in offsets:
+        for name in Positions(offsets).offsets:
             with contextlib.suppress(errors.NotFound):
                 epochs[name] = (await self.partition(name)).leader_epoch
         return Positions(offsets, {name: epoch for name, epoch in epochs.items() if epoch >= 0})
 
     async def operation(self, session_id: str, operation_id: int) -> views.PendingOperation:
         """One pending operation. Raises NotFound if it is not pending."""
-        request = purgatory_service_pb2.GetOperationRequest(session_id=session_id, operation_id=operation_id)
+        request = checked(purgatory_service_pb2.GetOperationRequest, session_id=session_id, operation_id=operation_id)
         response = await self._call_session("GetOperation", request)
         return views.pending_operation(response.operation)
 
@@ -246,19 +249,20 @@ class SingleCalls:
                 case.
             **filters: As for `operations`.
         """
-        request = _listing(filters, page_size=limit, order=order.value, search=search)
+        chosen = checked_type(order, views.OperationOrder, "order", "give an OperationOrder").value
+        request = _listing(filters, page_size=limit, order=chosen, search=search)
         response = await self._answer(self._stub().ListOperations(request, timeout=CALL_TIMEOUT))
         return views.RankedOperations(list(map(views.pending_operation, response.operations)), response.matching)
 
     async def partition(self, partition: Name) -> views.Partition:
         """The marks, replicas and waits of one partition. Raises NotFound if the daemon does not know it."""
-        request = purgatory_service_pb2.GetPartitionRequest(topic_partition=topic_partition(partition))
+        request = checked(purgatory_service_pb2.GetPartitionRequest, topic_partition=topic_partition(partition))
         response = await self._answer(self._stub().GetPartition(request, timeout=CALL_TIMEOUT))
         return views.partition(response.partition)
 
     async def partitions(self, *, prefix: str = "", page_size: int = 1_000) -> AsyncIterator[views.Partition]:
         """Iterate over the known partitions whose topic begins with `prefix`, fetching `page_size` at a time."""
-        request = purgatory_service_pb2.ListPartitionsRequest(topic_prefix=prefix, page_size=page_size)
+        request = checked(purgatory_service_pb2.ListPartitionsRequest, topic_prefix=prefix, page_size=page_size)
         async for partition in self._listed("ListPartitions", request, "partitions"):
             yield views.partition(partition)
 
@@ -269,7 +273,7 @@ class SingleCalls:
             remaining_time: Also return the remaining time of pending operations, for which the daemon scans all of
                 them.
         """
-        request = purgatory_service_pb2.GetStatusRequest(remaining_time=remaining_time)
+        request = checked(purgatory_service_pb2.GetStatusRequest, remaining_time=remaining_time)
         return views.status(await self._answer(self._stub().GetStatus(request, timeout=CALL_TIMEOUT)))
 
     async def hot_names(self, limit: int = 20) -> list[views.HotName]:
@@ -278,7 +282,7 @@ class SingleCalls:
         Args:
             limit: Maximum number of names, at most 1,000.
         """
-        request = purgatory_service_pb2.ListHotNamesRequest(limit=limit)
+        request = checked(purgatory_service_pb2.ListHotNamesRequest, limit=limit)
         response = await self._answer(self._stub().ListHotNames(request, timeout=CALL_TIMEOUT))
         return [views.hot_name(one) for one in response.names]
 
@@ -316,7 +320,7 @@ class SingleCalls:
         """Iterate over results that could not be delivered to their callbacks, oldest first, fetching `page_size` at
         a time.
         """
-        request = webhook_pb2.ListDeadLettersRequest(page_size=page_size)
+        request = checked(webhook_pb2.ListDeadLettersRequest, page_size=page_size)
         async for letter in self._listed("ListDeadLetters", request, "dead_letters"):
             yield views.dead_letter(letter)
 
@@ -329,7 +333,7 @@ class SingleCalls:
         if webhook_ids is not None and not webhook_ids:
             return views.ResentLetters(0)
         chosen = None if webhook_ids is None else several(webhook_ids, "webhook_ids")
-        request = webhook_pb2.ResendDeadLettersRequest(webhook_ids=chosen)
+        request = checked(webhook_pb2.ResendDeadLettersRequest, webhook_ids=chosen)
         response = await self._answer(self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT))
         return views.ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
 
@@ -339,7 +343,7 @@ class SingleCalls:
         Args:
             webhook_ids: The ids of the dead letters, at least one.
         """
-        request = webhook_pb2.DeleteDeadLettersRequest(webhook_ids=several(webhook_ids, "webhook_ids"))
+        request = checked(webhook_pb2.DeleteDeadLettersRequest, webhook_ids=several(webhook_ids, "webhook_ids"))
         response = await self._answer(self._stub().DeleteDeadLetters(request, timeout=CALL_TIMEOUT))
         return views.DeletedLetters(response.deleted, tuple(response.unknown_webhook_ids))
 
@@ -382,10 +386,10 @@ class SingleCalls:
             if ids == []:
                 return 0
             chosen = self.session_id if session_id is None else session_id
-            request = purgatory_service_pb2.CancelRequest(session_id=chosen, operation_ids=ids)
+            request = checked(purgatory_service_pb2.CancelRequest, session_id=chosen, operation_ids=ids)
             return int((await self._call_session("Cancel", request)).cancelled)
         on = None if partition is None else topic_partition(partition)
-        request = purgatory_service_pb2.CancelRequest(topic_partition=on, key=key)
+        request = checked(purgatory_service_pb2.CancelRequest, topic_partition=on, key=key)
         cancelled = 0
         for one in await shards_of(self):
             cancelled += (await one._answer(one._stub().Cancel(request, timeout=CALL_TIMEOUT))).cancelled
@@ -478,7 +482,8 @@ def _kind_value(kind: OperationKind | None) -> int | None:
 def _listing(filters: Filters, **others: Any) -> purgatory_service_pb2.ListOperationsRequest:  # noqa: ANN401 - fields
     check_keywords("operations", filters, Filters.__optional_keys__)
     kind, partition = filters.get("kind"), filters.get("partition")
-    return purgatory_service_pb2.ListOperationsRequest(
+    return checked(
+        purgatory_service_pb2.ListOperationsRequest,
         session_id=filters.get("session_id", ""),
         kind=_kind_value(kind),
         topic_partition=None if partition is None else topic_partition(partition),

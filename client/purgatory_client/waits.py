@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
-from purgatory_client.argument_checks import int32, int64, milliseconds, several
+from purgatory_client.argument_checks import int32, int64, milliseconds, several, truth
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.results import OperationKind
@@ -159,14 +159,14 @@ def fetch(
         fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
     names, fetch_offsets = _items(offsets, "fetch.partitions", "fetch_offset")
-    if isolation not in ISOLATION_LEVELS:
+    if isolation not in tuple(ISOLATION_LEVELS):
         raise InvalidRequest("fetch.isolation_level", f"{isolation!r}; must be one of {', '.join(ISOLATION_LEVELS)}")
     held_back = {partition_name(name) for name in several(throttled, "throttled")}
     options: dict[str, int] = {
         "min_bytes": int64(min_bytes, "fetch.min_bytes"),
         "replica_id": -1 if replica_id is None else int32(replica_id, "fetch.replica_id"),
         "isolation_level": ISOLATION_LEVELS[isolation],
-        "follower_reads": bool(follower_reads),
+        "follower_reads": truth(follower_reads, "fetch.follower_reads"),
     }
     columns = _item_columns(
         names,
@@ -230,8 +230,8 @@ def signal(
     if heartbeat_timeout_ms == 0:
         raise InvalidRequest("signal.heartbeat_timeout_ms", "0; must be at least 1 ms, or None for no heartbeat")
     options: dict[str, int] = {
-        "any": bool(any),
-        "from_now": bool(from_now),
+        "any": truth(any, "signal.any"),
+        "from_now": truth(from_now, "signal.from_now"),
         "heartbeat_timeout_ms": -1 if heartbeat_timeout_ms is None else heartbeat_timeout_ms,
     }
     return Wait(OperationKind.SIGNAL, names, required, milliseconds(timeout), options, {})

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_client.argument_checks import checked_type
 from purgatory_client.errors import OutboxError, OutboxReason
 
 VERSION: Final = 1
@@ -115,6 +116,7 @@ class OutboxFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        checked_type(path, (str, os.PathLike), "outbox", "give the path of a file")
         self.path: Final = Path(path)
         self._lock: Final = LockFile(self.path.with_name(self.path.name + "-lock"), self.path)
         self._rows: Final[dict[int, _RegistrationRow]] = {}

@@ -10,7 +10,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from purgatory_client.errors import Unavailable
+from purgatory_client.errors import Unavailable, reason_of
 from purgatory_client.session.addresses import PAUSE_MAX
 
 _RETRIED_CODES: Final = frozenset(
@@ -18,8 +18,8 @@ _RETRIED_CODES: Final = frozenset(
 )
 _BROKEN_CODES: Final = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED))
 """Codes of a call whose connection broke, or that the daemon reset before reading it."""
-NO_CONNECTION: Final = "failed to connect"
-"""Beginning of gRPC's message when no process listens at the address."""
+NO_CONNECTION: Final = ("failed to connect", "errors resolving")
+"""Beginnings of gRPC's message when no daemon answers at the address."""
 CONNECTED_MIN: Final = 1.0
 """Seconds after which an attempt counts as a successful connection."""
 
@@ -86,8 +86,9 @@ class Resumption:
         loop, cause = asyncio.get_running_loop(), error.__cause__
         # `Unavailable` from the daemon itself (it is draining, or has no capacity) is an answer, not a broken call.
         # `DEADLINE_EXCEEDED` is not among them: the caller of a resumed call has set that deadline for the whole call.
-        is_broken = isinstance(cause, grpc.aio.AioRpcError) and cause.code() in _BROKEN_CODES and not error.is_answer
-        if not is_broken or (self._retry is None and str(error).startswith(NO_CONNECTION)):
+        if not isinstance(cause, grpc.aio.AioRpcError) or cause.code() not in _BROKEN_CODES or error.is_answer:
+            raise error
+        if self._retry is None and (cause.details() or "").startswith(NO_CONNECTION):
             raise error
         # An attempt that lasted this long was connected, so the pauses and the time until giving up start again.
         if self._retry is None or loop.time() - self._attempted_at > CONNECTED_MIN:
@@ -98,5 +99,5 @@ class Resumption:
 
 def _text(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return reason_of(error.details()) or error.code().name
     return str(error) or repr(error)

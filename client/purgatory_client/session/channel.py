@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 from grpc_status import rpc_status
 
+from purgatory_client.argument_checks import checked_type
 from purgatory_client.errors import ClientClosed, InvalidRequest
 from purgatory_client.session.addresses import is_loopback, options_of, target_of
 from purgatory_client.session.backoff import Retry
@@ -83,6 +84,10 @@ class ChannelSecurity:
     token: Token | None = None
 
     def __post_init__(self) -> None:
+        for name, pem in (("tls_ca", self.ca), ("tls_certificate", self.certificate), ("tls_key", self.key)):
+            checked_type(pem, (str, bytes, os.PathLike, type(None)), name, "give the path of a PEM file, or its bytes")
+        if not callable(self.token):
+            checked_type(self.token, (str, os.PathLike, type(None)), "token", "give a text, a Path, or a function")
         if (self.certificate is None) != (self.key is None):
             raise InvalidRequest("", "tls_certificate and tls_key must be given together")
 

@@ -13,6 +13,7 @@ import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from purgatory_client.argument_checks import checked
 from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import NotFound, ProtocolError, PurgatoryClientError, SessionTakenOver, Unavailable
 from purgatory_client.results import ResultColumns
@@ -62,7 +63,7 @@ async def register(
     stub: PurgatoryServiceStub, session_id: str, batch: WaitBatch, give_up_after: float | None, incarnation: str
 ) -> Registered:
     """Register the batch, whose ids begin with `batch.operation_id`. With `incarnation`, only in that incarnation."""
-    request = wire.RegisterRequest(session_id=session_id, incarnation=incarnation)
+    request = checked(wire.RegisterRequest, session_id=session_id, incarnation=incarnation)
     request.batch.batch_id = 1
     fill_with_entry(request.batch.columns, batch)
     retry = Retry(give_up_after)
@@ -139,9 +140,8 @@ class Collector:
     async def _open(self, stub: PurgatoryServiceStub) -> Call:
         call: Call = stub.Session()
         self._call = call
-        opening = wire.OpenSession(
-            session_id=self._session_id, last_sequence=self._used, columns=True, incarnation=self._incarnation
-        )
+        opening = checked(wire.OpenSession, session_id=self._session_id, incarnation=self._incarnation, columns=True)
+        opening.last_sequence = self._used
         await call.write(wire.SessionRequest(open=opening))
         # Half-closed at once: this makes the daemon end the stream when nothing is pending any more.
         await call.done_writing()

@@ -11,7 +11,7 @@ from typing import Final, cast
 import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import STATUS_LOST, Unavailable, from_code
+from purgatory_client.errors import STATUS_LOST, Unavailable, from_code, reason_of
 
 REOPENED_MAX: Final = 5
 """How often a stream is reopened for one message."""
@@ -94,7 +94,7 @@ async def _exchanged(call: Call, request: wire.AdvanceStreamRequest) -> wire.Adv
             return None
         if code in _NOT_LET_IN:
             raise from_code(code.value[0], "", await call.details()) from error
-        raise Unavailable(f"the stream of events ended: {await call.details()}") from error
+        raise Unavailable(f"the stream of events ended: {reason_of(await call.details())}") from error
     response = await call.read()
     if response is grpc.aio.EOF:
         raise Unavailable("the daemon ended the stream of events")

@@ -363,7 +363,7 @@ class SessionDriver:
                     self._settle(self._core.take_too_large())
                 if is_wrong_port or not may_reconnect:
                     raise errors.from_rpc_error(error)
-                return f"{error.code().name}: {error.details()}"
+                return errors.reason_of(error.details()) or error.code().name
             # grpc.aio raises this for a write to a stream that has ended; the status of the call has the reason.
             if isinstance(error, asyncio.InvalidStateError):
                 return f"the stream ended: {(await call.code()).name}"

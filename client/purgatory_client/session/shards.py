@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.event_pb2 import EventRows
-from purgatory_client.errors import InvalidRequest, PurgatoryClientError, Unavailable
+from purgatory_client.errors import InvalidRequest, PurgatoryClientError
 from purgatory_client.wire import sizes
 
 OTHER_SHARD: Final = "OTHER_SHARD"
@@ -112,6 +112,6 @@ def _raise_first(failed: Mapping[int, BaseException], shards: int) -> None:
     answered = ", ".join(str(shard) for shard in range(shards) if shard not in failed) or "none"
     text = f"shard {shard} of {shards}: {error}; shards that have answered: {answered}"
     made = InvalidRequest("", text) if isinstance(error, InvalidRequest) else type(error)(text)
-    if isinstance(made, Unavailable) and isinstance(error, Unavailable):
-        made.address = error.address
+    for name in {"address", "is_answer"}.intersection(dir(error)):
+        setattr(made, name, getattr(error, name))
     raise made from error

@@ -86,10 +86,10 @@ class SourceLink:
         demand: The partitions with pending waits, as of the last message that was iterated over.
     """
 
-    def __init__(self, stub: Callable[[], PurgatoryServiceStub], name: str, topic_prefixes: Iterable[str]) -> None:
+    def __init__(self, stub: Callable[[], PurgatoryServiceStub], hello: source_pb2.SourceHello) -> None:
         self.demand: Final[set[PartitionName]] = set()
         self._stub: Final = stub
-        self._hello: Final = source_pb2.SourceHello(name=name, topic_prefixes=topic_prefixes)
+        self._hello: Final = hello
         self._call: Any = None  # its type in the stubs has no methods
         self._writing: Final = asyncio.Lock()  # gRPC permits one write at a time
 

@@ -10,6 +10,7 @@ confused, unless the id of a consumer group begins with "share:".
 from typing import Final
 from urllib.parse import quote, unquote
 
+from purgatory_client.argument_checks import checked_type
 from purgatory_client.errors import InvalidRequest
 
 KAFKA: Final = "kafka"
@@ -51,7 +52,7 @@ def escaped_group(group: str) -> str:
 
     Characters beyond ASCII are unchanged too: the limit counts characters, and an escaped one would take six to twelve.
     """
-    if not group:
+    if not checked_type(group, str, "group", "give a text"):
         raise InvalidRequest("group", "a consumer group needs an id; give the group.id of the consumers")
     return group.translate(_ESCAPES)
 
@@ -62,6 +63,6 @@ def unescaped_group(part: str) -> str:
 
 
 def _checked(name: str, field: str) -> str:
-    if not name or "/" in name:
+    if not checked_type(name, str, field, "give a text") or "/" in name:
         raise InvalidRequest(field, f"{name!r} cannot be part of a name; it must not be empty nor contain a slash")
     return name
