@@ -1,9 +1,10 @@
 """What all command lines have in common: numbers, files, headings of the help, and commands that return exit codes."""
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -55,7 +56,27 @@ class Command(click.Command):
         write_lists(formatter, under)
 
 
-class ExitCodes(click.Group):
+class Program(click.Group):
+    """A command line that reports wrong usage in one line, which names the page of help."""
+
+    def main(self, *arguments: Any, **named: Any) -> NoReturn:  # noqa: ANN401 - as in click
+        try:
+            code = super().main(*arguments, **named | {"standalone_mode": False})
+        except click.Abort:
+            code = 130  # as of a shell
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = error.exit_code
+        except click.ClickException as error:
+            context = getattr(error, "ctx", None)
+            path = context.command_path if context else named.get("prog_name", self.name)
+            more = f" (see {path} --help)" if isinstance(error, click.UsageError) else ""
+            click.echo(f"{path}: {' '.join(error.format_message().split()).rstrip('.')}{more}", err=True)
+            code = error.exit_code
+        sys.exit(code or 0)
+
+
+class ExitCodes(Program):
     """A group whose commands return their exit codes. `errors` are reported on stderr, with the exit code `failed`."""
 
     def __init__(self, *arguments: Any, errors: tuple[type[Exception], ...], failed: int, **named: Any) -> None:  # noqa: ANN401

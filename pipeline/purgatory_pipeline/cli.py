@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from purgatory.command_line import Whole
+from purgatory.command_line import Program, Whole
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.replay.command import replay
 from purgatory_pipeline.report.command import advise, compare, report
@@ -55,7 +55,7 @@ SETTINGS: Final[list[click.Parameter]] = [
 """For all commands, before or after the name of the command."""
 
 
-@click.group(params=SETTINGS, context_settings={"show_default": True})
+@click.group(cls=Program, params=SETTINGS, context_settings={"show_default": True})
 def app() -> None:
     """Reports, advice and what-if replays of an archive, and the purgatory as a stream, on Spark."""
 

@@ -2,16 +2,17 @@
 
 import gc
 import itertools
+import os
 import pkgutil
 import sys
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from purgatory import __version__
-from purgatory.command_line import starting, write_lists
+from purgatory.command_line import Program, starting, write_lists
 
 DAEMON: Final = "Run a daemon"
 GROUPS: Final = {
@@ -90,6 +91,8 @@ PLACES: Final = {
 @cache
 def load(name: str) -> click.Command:
     """Import a command."""
+    if name != "serve":
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's log repeats errors in words of its own
     command: click.Command = pkgutil.resolve_name(PLACES[name])
     command.help = "\n\n".join(filter(None, (SUMMARIES[name], command.help)))
     return command
@@ -113,13 +116,13 @@ class BashWords(BashComplete):
         return f"{item.type},{str(item.value)[self.kept :]}"
 
 
-class Commands(click.Group):
+class Commands(Program):
     """The commands in their groups, each imported when it is called."""
 
-    def main(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as in click
+    def main(self, *arguments: Any, **named: Any) -> NoReturn:  # noqa: ANN401 - as in click
         add_completion_class(BashWords, "bash")
         gc.freeze()  # Python's end would look through all modules, which takes as long as importing some
-        return super().main(*arguments, **named)
+        super().main(*arguments, **named)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -131,7 +134,10 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in SUMMARIES:
-            return super().get_command(ctx, cmd_name)
+            known = super().get_command(ctx, cmd_name)
+            if known is None and not ctx.resilient_parsing:
+                raise click.exceptions.NoSuchCommand(cmd_name, possibilities=[*SUMMARIES, *self.commands], ctx=ctx)
+            return known
         try:
             return load(cmd_name)
         except ModuleNotFoundError as error:

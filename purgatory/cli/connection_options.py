@@ -12,7 +12,6 @@ from purgatory_client.errors import EventRefused, InvalidRequest, PurgatoryClien
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit, exit_of_error
-from purgatory.cli.parsing import UsageError
 from purgatory.command_line import Command
 from purgatory.connection_flags import CONNECTION
 
@@ -56,19 +55,16 @@ def _run(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]]
     except PurgatoryClientError as error:
         message = str(error)
         if isinstance(error, Unavailable) and not error.is_answer:
-            message = f"the daemon at {error.address or options['address']} is not available: {error}"
-        elif isinstance(error, InvalidRequest | EventRefused):
+            where = f"{error.address or options['address']} is not available (--address, PURGATORY_ADDRESS)"
+            message = f"the daemon at {where}: {error}"
+        elif isinstance(error, EventRefused) or (isinstance(error, InvalidRequest) and error.is_answer):
             message = f"refused: {error}"
         render.error_line(message)
         return exit_of_error(error)
 
 
 async def connected(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """Call with a client that has these options. Raises UsageError if they are invalid."""
+    """Call with a client that has these options. Raises InvalidRequest if they are invalid."""
     security = {name: value for name, value in options.items() if name.startswith("tls")}
-    try:
-        made = AsyncClient(options["address"], name="cli", token=options["token_file"], **security)
-    except InvalidRequest as error:
-        raise UsageError(error.message) from error
-    async with made as client:
+    async with AsyncClient(options["address"], name="cli", token=options["token_file"], **security) as client:
         return await call(client)

@@ -60,4 +60,7 @@ def exit_of_outcomes(outcomes: Collection[Outcome]) -> Exit:
 
 
 def exit_of_error(error: errors.PurgatoryClientError) -> Exit:
+    """The exit code for an error; what the client itself refuses is wrong usage."""
+    if isinstance(error, errors.InvalidRequest) and not error.is_answer:
+        return Exit.USAGE
     return next((code for kind, code in _OF_ERROR if isinstance(error, kind)), Exit.ERROR)

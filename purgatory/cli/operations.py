@@ -42,8 +42,8 @@ SNAPSHOT_ROWS: Final = 20
     shell_complete=completion.choice(parsing.ORDERS),
     help="Sort all operations by remaining or waited time, most urgent first; lists at most 1,000.",
 )
-@parsing.flag("--reverse", help="Least urgent first (with --sort).")
-@click.option("--search", metavar="TEXT", help="Only names that contain this text, ignoring case (with --sort).")
+@parsing.flag("--reverse", help="Least urgent first.")
+@click.option("--search", metavar="TEXT", help="Only names that contain this text, ignoring case.")
 @WATCH
 async def ls(
     client: AsyncClient,
@@ -61,9 +61,11 @@ async def ls(
 ) -> Exit:
     filters: Filters = {"session_id": session or "", "kind": kind, "partition": partition, "key": key or ""}
     page = min(limit, 1_000)
-    order = None if sort is None else sort[reverse]
-    if order is None and (reverse or search):
-        raise parsing.UsageError("--reverse and --search need --sort")
+    order = (sort or parsing.ORDERS["remaining"])[reverse] if sort or reverse or search else None
+    if partitions and (order or any(filters.values())):
+        raise parsing.UsageError("--partitions can be combined with --prefix, --limit and --watch only")
+    if prefix and not partitions:
+        raise parsing.UsageError("--prefix requires --partitions")
 
     async def show() -> None:
         listed = await over_shards(client)

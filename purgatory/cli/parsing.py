@@ -7,10 +7,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import partial
-from typing import IO, Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import click
-from purgatory_client.argument_checks import whole_number
+from purgatory_client.argument_checks import TIMEOUT_S_MAX, whole_number
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
 from purgatory_client.results import OperationKind, Outcome
@@ -41,9 +41,6 @@ class UsageError(click.ClickException):
 
     exit_code = Exit.USAGE
 
-    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - as in click
-        render.error_line(self.message)
-
 
 def exit_without(command: str, error: ModuleNotFoundError, extra: str, otherwise: str = "") -> NoReturn:
     """Exit, because a command needs a package that is not installed."""
@@ -61,6 +58,8 @@ def seconds(text: str) -> float:
     value += sum(float(number) * UNITS_S[unit] for number, unit in parts)
     if value == math.inf:
         raise UsageError(f"not a duration: {text!r}; expected a number and a unit, like 500ms, 30s, 2m or 1h")
+    if value > TIMEOUT_S_MAX:
+        raise UsageError(f"{text} is too long; give at most 24d 20h")
     return value
 
 
@@ -116,7 +115,10 @@ def partition_offsets(targets: Sequence[str], default_offset: int | None = None)
     for target in targets:
         name, at, number = target.rpartition("@")
         if not at:
-            name, number = target, "" if default_offset is None else str(default_offset)
+            if default_offset is None:
+                expected = f"partition@offset, like orders-3@42; a signal is {SIGNAL_PREFIX}{target}"
+                raise UsageError(f"not a target: {target!r}; expected {expected}")
+            name, number = target, str(default_offset)
         partition = checked_partition(name)
         if partition in offsets:
             raise UsageError(f"partition {partition} is given twice")
@@ -168,7 +170,8 @@ def checked_partition(name: str) -> str:
     try:
         return format_partition(*partition_name(name))
     except InvalidRequest as error:
-        raise UsageError(error.message) from error
+        alone = f"; give {name.rpartition('@')[0]} without an offset here" if "@" in name else ""
+        raise UsageError(error.message + alone) from error
 
 
 def is_reference(text: str) -> bool:

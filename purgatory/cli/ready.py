@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import ssl
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlencode
 
 import click
+from purgatory_client.errors import meaning_of
 
 from purgatory.cli import render
 from purgatory.cli.completion import topics
@@ -24,6 +26,8 @@ if TYPE_CHECKING:  # slow to import, and only this command needs it
     from urllib.request import Request
 
 DEFAULT_HTTP: Final = "http://127.0.0.1:7441"
+HTTP_URL: Final = re.compile(r"https?://(\[[^]\s]+\]|[^:/\[\]\s]+)(:[0-9]{1,5})?(/\S*)?")
+NOT_HTTP: Final = "this is not an answer in HTTP; for a daemon with TLS, write https://"
 POLL_S: Final = 1.0
 ANSWER_S_MIN: Final = 1.0
 ANSWER_S_MAX: Final = 10.0
@@ -71,7 +75,7 @@ def ready(
         trusted = ssl.create_default_context(cafile=tls_ca) if http.startswith("https:") else None
         code = _wait(request, trusted, timeout)
     except OSError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"cannot use {'--token-file' if error.filename else '--tls-ca'}: {error}") from error
     sys.exit(code)
 
 
@@ -81,8 +85,8 @@ ready.params += [JSON, CONNECTION["token_file"], CONNECTION["tls_ca"]]
 def _request(http: str, parameters: dict[str, str], token_file: Path | None) -> "Request":
     from urllib.request import Request  # noqa: PLC0415 - as above
 
-    if not http.startswith(("http://", "https://")):
-        raise UsageError(f"not an HTTP address: {http!r}; expected a URL like {DEFAULT_HTTP}")
+    if HTTP_URL.fullmatch(http) is None:
+        raise UsageError(f"not an HTTP address: {http!r}; give --http or PURGATORY_HTTP_URL, like {DEFAULT_HTTP}")
     request = Request(f"{http.rstrip('/')}/v1/ready?{urlencode(parameters)}")  # noqa: S310 - checked
     if token_file is not None:
         request.add_header("Authorization", f"Bearer {token_file.read_text('utf-8').strip()}")
@@ -126,7 +130,9 @@ def _ask(request: "Request", trusted: ssl.SSLContext | None, limit_s: float) -> 
         with refused:
             status, text = refused.code, refused.read().decode("utf-8", "replace")
     except (OSError, HTTPException) as error:
-        return NO_ANSWER, {"message": f"{request.host} does not answer: {getattr(error, 'reason', error)}"}
+        reason = NOT_HTTP if isinstance(error, HTTPException) else meaning_of(str(getattr(error, "reason", error)))
+        where = f"{request.type}://{request.host} does not answer (--http, PURGATORY_HTTP_URL)"
+        return NO_ANSWER, {"message": f"{where}: {reason}"}
     with contextlib.suppress(ValueError):
         content = json.loads(text)
         if isinstance(content, dict) and not content.keys().isdisjoint({"ready", "message"}):

@@ -2,6 +2,7 @@
 was written so far, or before a time, without knowing the end offsets.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ import click
 from purgatory_client import terms as composites
 from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
+from purgatory_client.errors import PurgatoryClientError
 from purgatory_client.results import Result, already_satisfied
 from purgatory_client.sources.position_tokens import FORMS, Positions
 
@@ -139,6 +141,8 @@ async def wait(
         raise parsing.UsageError("--fetch, --delete-records, --signal and --record cannot be combined")
     if (from_now or heartbeat is not None) and not signal:
         raise parsing.UsageError("--from-now and --heartbeat require --signal")
+    if not fetch and (replica_id is not None or read_committed or min_bytes != 1):
+        raise parsing.UsageError("--min-bytes, --replica-id and --read-committed require --fetch")
     names_keys = any(target.startswith(parsing.SIGNAL_PREFIX) for target in targets)
     if at_least is not None or unless or ((any_one or names_keys) and not signal):
         if fetch or delete_records or signal or (any_one and at_least is not None):
@@ -158,8 +162,10 @@ async def wait(
     elif signal:
         if fail_when_stale is not None:
             raise parsing.UsageError("--fail-when-stale applies to marks, not to signals")
+        counts = parsing.key_counts(targets)
+        await _refuse_marks(client, counts)
         by_key = partial(waits.signal, any=any_one, from_now=from_now, heartbeat_timeout=heartbeat)
-        one = by_key(parsing.key_counts(targets), timeout=timeout)
+        one = by_key(counts, timeout=timeout)
     elif targets[0].startswith(FORMS):
         if len(targets) > 1:
             raise parsing.UsageError("a token must be the only target; wait for one token at a time")
@@ -168,6 +174,14 @@ async def wait(
         offsets = {name: offset + record for name, offset in parsing.partition_offsets(targets).items()}
         one = waits.produce(offsets, timeout=timeout, fail_when_stale=fail_when_stale)
     return _show(await client.wait_once(one), one)
+
+
+async def _refuse_marks(client: AsyncClient, counts: dict[str, int]) -> None:
+    """Refuse orders-3@42 as 42 signals where orders-3 is a partition that the daemon knows."""
+    for target, name in ((f"{name}@{count}", name) for name, count in counts.items() if count > 1):
+        with contextlib.suppress(PurgatoryClientError):
+            await client.partition(name)
+            raise parsing.UsageError(f"{name} is a partition; leave out --signal, or for signals write signal:{target}")
 
 
 def _show(result: Result, one: waits.Wait | None = None) -> Exit:

@@ -192,10 +192,10 @@ def test_token_with_an_invalid_expiry_is_not_made(tmp_path: Path, expires: str) 
     assert not (tmp_path / "tokens").exists()
 
 
-def test_bad_name_or_file_of_tokens_is_one_line_and_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert token_command(["new", "a b", "--tokens", str(tmp_path / "tokens")]) == 1
-    assert token_command(["list", "--tokens", str(tmp_path / "absent")]) == 1
-    assert token_command(["new", "ann", "--tokens", str(tmp_path / "no" / "folder")]) == 1
+def test_bad_name_or_file_of_tokens_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert token_command(["new", "a b", "--tokens", str(tmp_path / "tokens")]) == 2
+    assert token_command(["list", "--tokens", str(tmp_path / "absent")]) == 2
+    assert token_command(["new", "ann", "--tokens", str(tmp_path / "no" / "folder")]) == 2
     said = capsys.readouterr()
     assert not said.out
     assert [line.partition(":")[0] for line in said.err.splitlines()] == ["purgatory token"] * 3
@@ -222,11 +222,11 @@ def test_policy_check_answers_as_the_daemon_would_decide(tmp_path: Path, capsys:
 def test_policy_check_prints_each_fault_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "policy.toml"
     path.write_text('[[grant]]\nto = ["a"]\nroles = ["x"]\ntopics = ["t"]\n[[grant]]\nroles = ["wait"]\n', "utf-8")
-    assert policy_command(["check", str(path)]) == 1
+    assert policy_command(["check", str(path)]) == 2
     faults = capsys.readouterr().err.splitlines()
     assert ["grant 1, roles 1" in faults[0], "grant 2, to" in faults[1]] == [True, True]
     path.write_text(f"x = {'9' * 5_000}", "utf-8")
-    assert policy_command(["check", str(path)]) == 1
+    assert policy_command(["check", str(path)]) == 2
     assert policy_command(["check", str(path), "--may", "wait", "x"]) == 2
     assert policy_command(["check", str(path), "--as", "a", "--may", "rule", "x"]) == 2
 

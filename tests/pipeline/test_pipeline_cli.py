@@ -61,7 +61,7 @@ def test_an_unusable_output_folder_is_reported_first(
 @pytest.mark.parametrize("arguments", [["nonsense"], ["check"], ["check", "x", "--colour"]])
 def test_wrong_usage_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == cli.EXIT_UNUSABLE
-    assert "Usage: purgatory-pipeline" in capsys.readouterr().err
+    assert "see purgatory-pipeline" in capsys.readouterr().err
 
 
 def test_help_lists_commands_and_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ async def test_the_command_waits_for_the_daemon_and_says_what_is_wrong(run_daemo
     code, said = await run_ready("x" * 200, TOPIC, http=daemon.http_address)
     assert (code, "128 characters" in said) == (REFUSED, True)
     code, said = await run_ready("web", TOPIC, "--http", "127.0.0.1", http=daemon.http_address)
-    assert (code, "expected a URL" in said) == (USAGE, True)
+    assert (code, "not an HTTP address" in said) == (USAGE, True)
     code, said = await run_ready("web", TOPIC, "--token-file", "no-file", http=daemon.http_address)
     assert (code, "no-file" in said) == (USAGE, True)
 

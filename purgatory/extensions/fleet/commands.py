@@ -109,7 +109,7 @@ def status(
             with urlopen(request, timeout=ANSWER_S, context=trusted) as answer:  # noqa: S310 - as above
                 view = json.load(answer)
         except (OSError, ValueError) as error:
-            print(f"{address}: does not answer ({error})")
+            print(f"{address}: does not answer ({getattr(error, 'reason', error)})")
             continue
         leaders += view["state"] == LEADING
         logs.update([view["log"]] if view["log"] else [])

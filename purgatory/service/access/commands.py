@@ -14,7 +14,8 @@ from purgatory.service.access.roles import ROLES, Grants, Role
 from purgatory.service.access.tokens import AccessError, add_token, read_tokens
 
 EXIT_OK: Final = 0
-EXIT_REFUSED: Final = 1
+EXIT_DENIED: Final = 1
+EXIT_FAILED: Final = 2
 UNITS_S: Final = {"m": 60, "h": 3_600, "d": 86_400}
 
 
@@ -28,7 +29,7 @@ def _seconds(text: str) -> int:
 TOKENS: Final = click.option("--tokens", metavar="FILE", type=FILE, required=True, help="access.tokens_file")
 
 
-@click.group(cls=ExitCodes, errors=(AccessError, ValueError, OSError), failed=EXIT_REFUSED)
+@click.group(cls=ExitCodes, errors=(AccessError, ValueError, OSError), failed=EXIT_FAILED)
 def token() -> None: ...
 
 
@@ -56,7 +57,7 @@ def list_(tokens: Path) -> int:
     return EXIT_OK
 
 
-@click.group(cls=ExitCodes, errors=(AccessError,), failed=EXIT_REFUSED)
+@click.group(cls=ExitCodes, errors=(AccessError,), failed=EXIT_FAILED)
 def policy() -> None: ...
 
 
@@ -83,7 +84,7 @@ def check(file: Path, principal: str | None, may: tuple[str, str] | None, is_key
     role, name = cast("Role", may[0]), may[1]
     allowed = name in (grants.on_keys(role) if is_key else grants.on_topics(role))
     print("yes" if allowed else "no")
-    return EXIT_OK if allowed else EXIT_REFUSED
+    return EXIT_OK if allowed else EXIT_DENIED
 
 
 def _shown(grants: Grants, role: Role, *, is_key: bool) -> str:

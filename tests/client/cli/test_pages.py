@@ -196,16 +196,6 @@ def test_commands_print_what_is_recorded(
     assert played(lines, shared_daemon.address) == lines, name
 
 
-if __name__ == "__main__":
-    for name, given in HELP.items():
-        (PAGES / f"{name}.txt").write_text(page(*given), "utf-8")
-    logging.disable()  # gRPC's asyncio layer logs that the event loops of earlier commands are closed
-    with tempfile.TemporaryDirectory() as folder, DaemonProcess(Path(folder)) as daemon:
-        for written in FILES:
-            parts = ["\n".join([f"== {name}", *played(lines, daemon.address)]) for name, lines in transcripts(written)]
-            written.write_text("\n\n".join(parts) + "\n", "utf-8")
-
-
 def completed(words: str, address: str = "127.0.0.1:1") -> list[str]:
     """What bash offers after these words; the last one is incomplete, or empty after a space."""
     variables = {
@@ -268,3 +258,18 @@ def test_a_shell_completes_commands_and_options(
     variables = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PURGATORY_ADDRESS": shared_daemon.address}
     done = run_program([shell, "-c", program], env={**environment(), **variables})
     assert sorted(done.stdout.splitlines()) == ["--partition", "--partitions", "status"], done.stderr
+
+
+def test_each_of_the_wrong_command_lines_prints_one_line() -> None:
+    text = next(path for path in FILES if path.stem == "usage").read_text("utf-8")
+    assert len(re.findall(r"^\$ .*\n! .*\n\[\d+\]$", text, re.MULTILINE)) == text.count("\n! ") >= 80
+
+
+if __name__ == "__main__":
+    for name, given in HELP.items():
+        (PAGES / f"{name}.txt").write_text(page(*given), "utf-8")
+    logging.disable()  # gRPC's asyncio layer logs that the event loops of earlier commands are closed
+    with tempfile.TemporaryDirectory() as folder, DaemonProcess(Path(folder)) as daemon:
+        for written in FILES:
+            parts = ["\n".join([f"== {name}", *played(lines, daemon.address)]) for name, lines in transcripts(written)]
+            written.write_text("\n\n".join(parts) + "\n", "utf-8")
