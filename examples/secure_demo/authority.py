@@ -37,12 +37,14 @@ class Issued:
 
 class Authority:
     """Signs certificates for servers and clients. By default a certificate is valid from one day ago until 30 days
-    from now.
+    from now. They have the extensions that Python 3.13 and newer demand (docs/security.md, "Certificates").
     """
 
     def __init__(self, name: str) -> None:
         self._key: Final = ec.generate_private_key(ec.SECP256R1())
         self._name: Final = _named(name)
+        key_identifier = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        self._issuer: Final = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_identifier)
         now = datetime.now(UTC)
         self.certificate_pem: Final = (
             x509.CertificateBuilder()
@@ -54,6 +56,7 @@ class Authority:
             .not_valid_after(now + 365 * DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(key_identifier, critical=False)
             .sign(self._key, hashes.SHA256())
             .public_bytes(Encoding.PEM)
         )
@@ -81,9 +84,10 @@ class Authority:
             .not_valid_before(valid_from or now - DAY)
             .not_valid_after(valid_until or now + 30 * DAY)
             .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(self._issuer, critical=False)
         )
         if names:
-            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=not common_name)
         certificate = builder.sign(self._key, hashes.SHA256())
         key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return Issued(certificate.public_bytes(Encoding.PEM), key_pem, certificate.serial_number)

@@ -19,6 +19,7 @@ from tests.kit.eventually import PATIENCE_S
 def client_context(authority: Authority, client: Issued | None = None) -> ssl.SSLContext:
     """A context that trusts the authority and presents the certificate of `client`, if there is one."""
     context = ssl.create_default_context(cadata=authority.certificate_pem.decode("ascii"))
+    context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
     if client is not None:
         with tempfile.TemporaryDirectory() as folder:
             context.load_cert_chain(*client.write(Path(folder), "client"))

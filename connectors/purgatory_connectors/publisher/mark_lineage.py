@@ -161,7 +161,10 @@ class LineageStore:
             self._file.execute("PRAGMA synchronous = NORMAL")
             version = int(self._file.execute("PRAGMA user_version").fetchone()[0])
             if version > _VERSION:
-                raise SourceRefused(f"{self._path} was written by a newer version of this program")
+                raise SourceRefused(
+                    f"{self._path} has version {version}; this program supports up to {_VERSION}: upgrade it, or "
+                    "remove the file"
+                )
             with self._file:
                 self._file.execute("BEGIN IMMEDIATE")
                 self._file.execute(_MAKE)

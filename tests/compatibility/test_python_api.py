@@ -1,0 +1,128 @@
+"""The public names of the Python packages and their signatures, as python_api.txt has them.
+
+After a change: `python -m tests.compatibility.test_python_api` writes the file. Its diff is what users will notice, so
+docs/compatibility.md decides whether the next release may make it.
+"""
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import griffe
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SNAPSHOT: Final = Path(__file__).with_name("python_api.txt")
+PUBLIC: Final = (
+    "purgatory.embedded",
+    "purgatory.testing",
+    "purgatory.timer",
+    "purgatory_client",
+    "purgatory_client.batches",
+    "purgatory_client.errors",
+    "purgatory_client.events",
+    "purgatory_client.marks",
+    "purgatory_client.middleware",
+    "purgatory_client.middleware.asgi",
+    "purgatory_client.middleware.wsgi",
+    "purgatory_client.prefix",
+    "purgatory_client.results",
+    "purgatory_client.sources.log_positions",
+    "purgatory_client.sources.position_tokens",
+    "purgatory_client.sources.source_link",
+    "purgatory_client.sources.source_names",
+    "purgatory_client.terms",
+    "purgatory_client.views",
+    "purgatory_client.waits",
+    "purgatory_pipeline.datasource",
+    "purgatory_pipeline.listener",
+    "purgatory_pipeline.notebook",
+)
+"""Modules whose names are promised: those in `__all__`, or else those without an underscore."""
+RESERVED: Final = "purgatory_"
+"""Attributes of an embedded operation that are the purgatory's own; the prefix keeps them apart from those of users."""
+REMEDY: Final = (
+    "the public Python API has changed. If docs/compatibility.md allows that in the next release, say it in "
+    "CHANGELOG.md and run `python -m tests.compatibility.test_python_api`"
+)
+
+
+def of_class(found: griffe.Class) -> Iterator[str]:
+    """Lines for a class: its bases, and its public members with those that it inherits from classes of ours."""
+    bases = ", ".join(str(base) for base in found.bases)
+    yield f"class {found.name}({bases})" if bases else f"class {found.name}"
+    for name, member in sorted(found.all_members.items()):
+        is_special = name.startswith("__") and isinstance(target(member), griffe.Function)
+        if name.startswith(("_", RESERVED)) and not is_special:
+            continue
+        yield from (f"    {line}" for line in lines(name, member))
+
+
+def target(member: griffe.Object | griffe.Alias) -> griffe.Object:
+    return member.final_target if isinstance(member, griffe.Alias) else member
+
+
+def lines(name: str, member: griffe.Object | griffe.Alias) -> Iterator[str]:
+    found = target(member)
+    if isinstance(found, griffe.Class):
+        yield from of_class(found)
+    elif isinstance(found, griffe.Function):
+        decorators = "".join(f"@{one.value} " for one in found.decorators)
+        awaited = "async " if "async" in found.labels else ""
+        yield f"{decorators}{awaited}def {found.signature(name=name)}"
+    elif isinstance(found, griffe.Attribute):
+        kind = "property " if "property" in found.labels else ""
+        annotation = f": {found.annotation}" if found.annotation is not None else ""
+        # A constant, the member of an enumeration, or a method by another name. Not what a constructor assigns.
+        has_value = "module-attribute" in found.labels or ("class-attribute" in found.labels and not annotation)
+        yield f"{kind}{name}{annotation}" + (f" = {found.value}" if has_value else "")
+
+
+def is_public(module: griffe.Module, name: str, member: griffe.Object | griffe.Alias) -> bool:
+    """Whether a name of a module is promised. Functions from or to messages of the wire are not."""
+    if module.exports is not None:
+        return name in module.exports
+    is_own = not name.startswith("_") and not member.is_alias and not member.is_module
+    return is_own and not (isinstance(member, griffe.Function) and "_pb2" in wire_types(member))
+
+
+def wire_types(function: griffe.Function) -> str:
+    names = [one for parameter in function.parameters for one in names_in(parameter.annotation)]
+    return " ".join(name.canonical_path for name in names)
+
+
+def names_in(annotation: object) -> list[griffe.ExprName]:
+    if isinstance(annotation, griffe.ExprName):
+        return [annotation]
+    if isinstance(annotation, griffe.Expr):
+        return [one for one in annotation.iterate(flat=True) if isinstance(one, griffe.ExprName)]
+    return []
+
+
+def snapshot() -> str:
+    """The public API as text. It is read from the sources: nothing is imported, so Spark may be missing."""
+    loader = griffe.GriffeLoader(search_paths=[ROOT, ROOT / "client", ROOT / "pipeline"], allow_inspection=False)
+    for package in ("purgatory", "purgatory_client", "purgatory_pipeline"):
+        loader.load(package)
+    loader.resolve_aliases(external=False)
+    written: list[str] = []
+    for path in PUBLIC:
+        module = loader.modules_collection[path]
+        written.append(f"\n# {path}")
+        for name, member in sorted(module.members.items()):
+            if is_public(module, name, member) and not target(member).is_module:
+                home = target(member).module.path
+                written += [f"{name}: see {home}"] if home != path and home in PUBLIC else lines(name, member)
+    return "\n".join(written).lstrip() + "\n"
+
+
+@pytest.mark.slow  # parses every module
+def test_public_python_api_is_that_of_the_snapshot() -> None:
+    expected, now = SNAPSHOT.read_text("utf-8"), snapshot()
+    diff = "\n".join(difflib.unified_diff(expected.splitlines(), now.splitlines(), "promised", "now", lineterm="", n=0))
+    assert now == expected, f"{REMEDY}:\n{diff}"
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(snapshot(), "utf-8")
