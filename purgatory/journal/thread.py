@@ -45,6 +45,8 @@ class JournalThread:
         self._closing: Final = threading.Event()
         self._must_reopen = False
         self._must_rewrite = False
+        self._logged = ""
+        """The reason of the last failure, until the disk works again: an attempt that fails alike is not logged."""
         self._is_lost = False
         """The files were found to be removed or replaced; reported once."""
         self._groups_unmaintained = 0
@@ -115,6 +117,7 @@ class JournalThread:
                     LOGGER.error("the daemon is exiting, and its last changes could not be written to the journal")  # noqa: TRY400
                     return False
             else:
+                self._logged = ""
                 return True
 
     def _recover(self) -> None:
@@ -141,7 +144,9 @@ class JournalThread:
                 self._must_reopen = True
         else:
             failure = WriteFailure(is_full=False, reason=str(error))
-        LOGGER.warning("%s; retrying", failure.reason)
+        if failure.reason != self._logged:
+            LOGGER.warning("%s; retrying", failure.reason)
+        self._logged = failure.reason
         self._report(failure)
 
     def _check_files(self) -> None:

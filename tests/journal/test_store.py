@@ -455,3 +455,4 @@ async def test_full_disk_ends_calls_at_once_until_it_has_room(tmp_path: Path, st
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
         await asyncio.to_thread(wait_until, lambda: fetch_page(daemon, "/readyz")[0] == 200, "the disk has room")
         assert (await stub.Advance(advance_request(*events))).receipt.unchanged == len(events)
+    assert daemon.log.count("; retrying") == 1, "the same failure is logged once"
