@@ -230,13 +230,18 @@ $(STAMPS)/venv:
 	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@mkdir -p $(STAMPS) && touch $@
 
+# Type checkers and editors read .pth files, but not the import hook of the editable installation.
+$(STAMPS)/paths: $(STAMPS)/venv
+	@printf '../../../../%s\n' . client pipeline connectors > "$$($(BIN)/python -c 'import site; print(*site.getsitepackages())')/purgatory-sources.pth"
+	@touch $@
+
 $(STAMPS)/building: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
 	@echo "== installing what building needs"
 	@$(PIP) install -q -c constraints.txt $(BUILDING)
 	@touch $@
 
 # With -j while the engine is compiled. Stubs before: the installation would generate them too.
-$(STAMPS)/serving: $(STAMPS)/building | $(STAMPS)/stubs
+$(STAMPS)/serving: $(STAMPS)/building | $(STAMPS)/stubs $(STAMPS)/paths
 	@echo "== installing what serving needs"
 	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive]'
 	@touch $@

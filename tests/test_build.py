@@ -48,3 +48,14 @@ def test_child_processes_run_the_same_build() -> None:
     code = "import purgatory.engine.codes as codes; print(codes.__file__)"
     answer = run_program([sys.executable, "-c", code], cwd=Path("/"))
     assert answer.stdout.strip() == importlib.import_module("purgatory.engine.codes").__file__
+
+
+def test_type_checker_outside_the_checkout_knows_the_packages(tmp_path: Path) -> None:
+    """Beside the editable installation that make sets up. A type checker does not run its import hook."""
+    root = Path(__file__).parents[1]
+    if Path(sys.prefix) != root / ".venv":
+        pytest.skip("only the environment that make sets up has the path file")
+    run_program(["make", "-s", ".venv/stamps/paths"], cwd=root)
+    code = "from purgatory_client import Client; reveal_type(Client().status())"
+    checked = run_program([sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), "-c", code], cwd=tmp_path)
+    assert 'Revealed type is "purgatory_client.views.Status"' in checked.stdout
