@@ -55,8 +55,9 @@ def _run(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]]
     except PurgatoryClientError as error:
         message = str(error)
         if isinstance(error, Unavailable) and not error.is_answer:
-            where = f"{error.address or options['address']} is not available (--address, PURGATORY_ADDRESS)"
-            message = f"the daemon at {where}: {error}"
+            given = options["address"]
+            where = f"{given} (--address, PURGATORY_ADDRESS)" if error.address in {"", given} else error.address
+            message = f"the daemon at {where} is not available: {error}"
         elif isinstance(error, EventRefused) or (isinstance(error, InvalidRequest) and error.is_answer):
             message = f"refused: {error}"
         render.error_line(message)
