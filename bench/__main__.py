@@ -28,6 +28,7 @@ PAGE: Final = ROOT / "docs" / "performance.md"
 SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "engine/": engine_suite.engine,
     "engine/uneven": engine_suite.uneven,
+    "engine/requests": engine_suite.requests,
     "engine/python-versions": engine_suite.python_versions,
     "timer/": engine_suite.timers,
     "memory/": engine_suite.memory,

@@ -12,6 +12,7 @@ __all__ = ["engine", "memory", "python_versions", "timers", "uneven"]
 
 ENGINE: Final = "bench.subjects.engine_runs"
 PATTERNS: Final = "bench.subjects.engine_patterns"
+REQUESTS: Final = "bench.subjects.request_load"
 CONDITIONS: Final = "bench.peers.conditions"
 TIMERS: Final = "bench.subjects.timers"
 DAEMON_SLOPE_KEYS: Final = 1_000
@@ -115,6 +116,31 @@ def python_versions(lab: Lab) -> None:
             ("engine", run_of(worker, "register-complete", **work)),
             {here: run_of(lab.worker(ENGINE), "register-complete", **work)},
         )
+
+
+def requests(lab: Lab) -> None:
+    """The load of Kafka's own benchmark of its purgatory: processor time of a request at two rates, and throughput."""
+    ours, kafka = lab.worker(REQUESTS), lab.jvm("kafka")
+    for rate in (10_000, 50_000):
+        work: dict[str, float] = {
+            "rate": rate,
+            "count": int(2 * rate * lab.scale.seconds),
+            "keys": 100,
+            "p50_ms": 20,
+            "p75_ms": 30,
+        }
+        name = f"engine/requests/rate={rate}"
+        lab.measure(
+            [Figure(f"{name}/cpu", "us", "cpu_us"), Figure(f"{name}/late-p99", "us", "late_p99_us")],
+            ("engine", run_of(ours, "request-load", **work)),
+            running({"kafka": kafka}, "request-load", **work),
+        )
+    work = {"rate": 0, "count": int(300_000 * lab.scale.seconds), "keys": 100, "p50_ms": 20, "p75_ms": 20.001}
+    lab.measure(
+        [Figure("engine/requests/all-at-once", "ops/s")],
+        ("engine", run_of(ours, "request-load", **work)),
+        running({"kafka": kafka}, "request-load", **work),
+    )
 
 
 def timers(lab: Lab) -> None:

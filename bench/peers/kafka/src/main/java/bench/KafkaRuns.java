@@ -22,6 +22,7 @@ final class KafkaRuns {
         Map.entry("five-partitions", KafkaPatterns::fivePartitions),
         Map.entry("zipf", KafkaPatterns::zipf),
         Map.entry("falling", KafkaPatterns::falling),
+        Map.entry("request-load", RequestLoad::run),
         Map.entry("timer-add-cancel", KafkaRuns::timerAddCancel),
         Map.entry("timer-add-expire", KafkaRuns::timerAddExpire),
         Map.entry("timer-percentiles", TimerPercentiles::kafka));
