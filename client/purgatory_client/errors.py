@@ -43,8 +43,8 @@ HTTP1: Final = "http1.x server"
 """Part of gRPC's message if a server at the address answers in HTTP/1: most likely the daemon's HTTP port was given."""
 WRONG_PORT: Final = "this port answers HTTP/1 and not gRPC; give the daemon's gRPC address (by default port 7440)"
 _NOT_CONNECTED: Final = re.compile(
-    r"(?:failed to connect to all addresses|connections to all backends failing); last error: [A-Z_]+: (?:ip\S+: )?"
-    r"(?:Failed to connect to remote host: )?|errors resolving \S+: \[field:hostname lookup error:"
+    r"(?:failed to connect to all addresses|connections to all backends failing); last error: [A-Z_]+: "
+    r"(?:ipv.:(\S+: ))?(?:Failed to connect to remote host: )?|errors resolving \S+: \[field:hostname lookup error:"
 )
 """What gRPC puts before the reason for which no connection could be made."""
 _REASONS: Final = {
@@ -249,7 +249,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, address: str = "") -> PurgatoryC
 
 def reason_of(details: str | None) -> str:
     """The details of a status, without gRPC's own words where no connection could be made."""
-    reason = _NOT_CONNECTED.sub("", details or "", 1)
+    reason = _NOT_CONNECTED.sub(r"\1", details or "", count=1)
     return reason if reason == details else meaning_of(reason.removesuffix("]"))
 
 

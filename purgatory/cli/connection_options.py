@@ -57,7 +57,7 @@ def _run(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]]
         if isinstance(error, Unavailable) and not error.is_answer:
             given = options["address"]
             where = f"{given} (--address, PURGATORY_ADDRESS)" if error.address in {"", given} else error.address
-            message = f"the daemon at {where} is not available: {error}"
+            message = f"the daemon at {where} is not available: {str(error).removeprefix(f'{given}: ')}"
         elif isinstance(error, EventRefused) or (isinstance(error, InvalidRequest) and error.is_answer):
             message = f"refused: {error}"
         render.error_line(message)

@@ -176,7 +176,7 @@ async def test_first_wait_is_satisfied_at_its_offset(address: str) -> None:
 def test_first_wait_without_a_daemon_says_how_to_start_one() -> None:
     printed = run_example("examples/first_wait.py", address="127.0.0.1:1", code=1)
     failed, advice = printed.splitlines()
-    assert "127.0.0.1:1: Failed to connect" in failed
+    assert "127.0.0.1:1: Connection refused" in failed
     assert advice == "Is a daemon running at 127.0.0.1:1? `make run` starts one."
 
 
