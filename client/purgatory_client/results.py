@@ -8,7 +8,7 @@ for a long time keeps its batch's columns in memory.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from purgatory_client.errors import PurgatoryClientError, UnlessReached, WaitError, WaitExpired, WaitFailed, WaitStale
 from purgatory_client.partition_names import format_partition
@@ -27,7 +27,19 @@ VALUE_SHOWN_MAX: Final = 200
 """Characters of a value in messages for people."""
 
 
-class OperationKind(IntEnum):
+class OpenEnum(IntEnum):
+    """An enumeration to which later daemons may add values: those unknown here are called `UNKNOWN_<number>`."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, int):
+            return None
+        unknown = int.__new__(cls, value)
+        unknown._name_, unknown._value_ = f"UNKNOWN_{value}", value
+        return unknown
+
+
+class OperationKind(OpenEnum):
     """The kinds of delayed operation, with their numbers on the wire."""
 
     PRODUCE = 1
@@ -37,7 +49,7 @@ class OperationKind(IntEnum):
     COMPOSITE = 5
 
 
-class Outcome(IntEnum):
+class Outcome(OpenEnum):
     """How an operation ended, with its number on the wire. PENDING occurs only in an unfinished batch."""
 
     PENDING = 0

@@ -164,15 +164,16 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         await self.until(lambda: len(self.operations) >= count, f"{count} registered operations")
         return self.operations
 
-    def complete(self, *topics: str, padding_bytes: int = 0) -> None:
-        """Satisfy the waits for these topics (none given: all). Results are sent now, or when the client connects."""
+    def complete(self, *topics: str, padding_bytes: int = 0, outcome: int = result_pb2.OUTCOME_SATISFIED) -> None:
+        """End the waits for these topics (none given: all). Results are sent now, or when the client connects."""
         padding = result_pb2.PartitionResult(stale_reason="-" * padding_bytes)
         for session_id, session in self.sessions.items():
             ended = len(session.results)
             for one in session.operations.values():
                 if one.topic in topics or not topics:
-                    result = result_pb2.Result(operation_id=one.operation_id, partitions=[padding])
-                    result.outcome = result_pb2.OUTCOME_SATISFIED
+                    result = result_pb2.Result(operation_id=one.operation_id, outcome=outcome, partitions=[padding])
+                    if outcome not in result_pb2.Outcome.values():
+                        result.MergeFromString(b"\xfa\x3e\x03new")  # and a field with the number 1,007
                     session.results.append(result)
             self._send(session_id, session.results_after(ended))
 

@@ -5,6 +5,7 @@ Positions can be compared and merged, also across clusters: each name begins wit
 
 import base64
 import binascii
+import re
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -74,6 +75,8 @@ class Positions:
             raise InvalidRequest("token", f"{len(token)} characters; at most {TOKEN_CHARACTERS_MAX}")
         form, packed = token[: len(PLAIN)], token[len(PLAIN) :]
         if form not in FORMS:
+            if re.match(r"at\d+\.", token):
+                raise InvalidRequest("token", f"{token[:40]!r} was made by a newer version: upgrade this program")
             raise InvalidRequest("token", f"{token[:40]!r} is not a position token: it does not begin with {PLAIN}")
         ends = source_pb2.PositionToken()
         try:

@@ -32,7 +32,7 @@ async function wait(name: string, timeoutMs: string, topic: string, count: numbe
   }));
   const operation = { timeoutMs: BigInt(timeoutMs), condition: { case: "produce" as const, value: { partitions } } };
   const ending = await session!.wait(operation, { signal }).then(
-    ({ outcome, waitedMs }) => `${Outcome[outcome].toLowerCase()} ${waitedMs}`,
+    ({ outcome, waitedMs }) => `${String(Outcome[outcome] ?? outcome).toLowerCase()} ${waitedMs}`,
     (error) => (signal.aborted ? "cancelled" : error instanceof SessionEnded ? error.reason : "refused"),
   );
   console.log(name, ending);

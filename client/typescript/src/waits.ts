@@ -114,7 +114,7 @@ export class WaitResult {
       const value = one.signalValue.length ? `, value ${new TextDecoder().decode(one.signalValue)}` : "";
       return `; ${name}: ${reached} of ${one.requiredOffset}${error}${stale}${value}`;
     });
-    return `${Outcome[this.outcome]!.toLowerCase()} after ${this.waitedMs} ms${items.join("")}`;
+    return `${String(Outcome[this.outcome] ?? this.outcome).toLowerCase()} after ${this.waitedMs} ms${items.join("")}`;
   }
 
   /** As Node's console prints it. */

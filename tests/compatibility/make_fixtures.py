@@ -1,0 +1,120 @@
+"""Writes what this release publishes and leaves on disks, for the tests of later ones.
+
+    python -m tests.compatibility.make_fixtures tests/compatibility/fixtures/0.1.0
+
+Needs PostgreSQL, for the log of a fleet. The wheel is uncompiled, so that it runs on every Python and system.
+"""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+from purgatory_client.blocking import shared_loop
+from purgatory_client.sources.position_tokens import Positions
+from purgatory_pipeline.stream import shard_state
+from purgatory_pipeline.stream.shard import Shard
+from purgatory_pipeline.stream.stream_rows import ROWS
+
+from examples.local_postgres import LocalPostgres
+from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
+from purgatory.replicated_log.open_log import open_log
+from purgatory.service.access.tokens import add_token
+from tests.compatibility.scenario import OFFSETS, POLICY, fill
+from tests.fleet.audit import read_all
+from tests.kit.daemon import DaemonProcess, access_flags
+from tests.kit.fleet import Member
+from tests.kit.programs import fleet_command, run_program
+
+ROOT = Path(__file__).resolve().parents[2]
+SESSIONS = ("--session-ttl-ms", "2147483647")
+"""Sessions are kept however long it takes until the files are read."""
+
+
+def make_packages(folder: Path) -> None:
+    environment = os.environ | {"PURGATORY_BUILD": "pure"}
+    with tempfile.TemporaryDirectory() as sources:
+        subprocess.run(f"git archive HEAD | tar -x -C {sources}", cwd=ROOT, shell=True, check=True)
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-build-isolation",
+            "--no-deps",
+            "-w",
+            str(folder),
+            sources,
+        ]
+        run_program(pip, env=environment, timeout_s=600)
+    buf = str(Path(sys.executable).with_name("buf"))
+    run_program([buf, "build", "--exclude-source-info", "-o", str(folder / "protos.binpb.gz")], cwd=ROOT)
+
+
+def make_daemon_files(folder: Path, work: Path) -> tuple[str, str]:
+    """A data folder, an archive, an outbox, and the tokens with which they were made."""
+    flags = [
+        *access_flags(work, POLICY),
+        *SESSIONS,
+        "--data-dir",
+        str(work / "data"),
+        "--archive",
+        str(work / "archive"),
+    ]
+    tokens = add_token(work / "tokens", "ann"), add_token(work / "tokens", "bob")
+    with DaemonProcess(work / "daemon", flags) as daemon:
+        shared_loop().run(fill(daemon.address, *tokens, work / "outbox.db"))
+        assert daemon.stop() == 0
+    with tarfile.open(folder / "files.tar.xz", "w:xz") as tar:
+        for name in ("data", "archive", "outbox.db", "tokens"):
+            tar.add(work / name, name)
+    return tokens
+
+
+def make_fleet_log(folder: Path, work: Path, tokens: tuple[str, str]) -> None:
+    """All entries of a log, as they are in it."""
+    with LocalPostgres() as servers:
+        url = f"postgresql://postgres@{servers.primary().address}/postgres"
+        assert fleet_command(["init", url]) == 0
+        with Member("a", work, url, [*access_flags(work, POLICY), *SESSIONS]) as member:
+            member.until("/leaderz")
+            shared_loop().run(fill(member.address, *tokens, None))
+            assert member.stop() == 0
+        with closing(open_log(url)) as log, gzip.open(folder / "fleet-log.jsonl.gz", "wt") as file:
+            for entry in read_all(log):
+                file.write(json.dumps([entry.position, entry.logged_ms, entry.to_bytes().hex()]) + "\n")
+
+
+def make_shard_state(folder: Path) -> None:
+    """A shard of a stream: one pending wait, and a mark below its offset."""
+    shard = Shard(100)
+    wait = {"at_ms": 1_000, "kind": PRODUCE, "caller": "a", "operation_id": 7, "timeout_ms": 5_000}
+    wait |= {"item": 0, "item_count": 1, "topic": "orders", "partition": 3, "offset": 42}
+    mark = {"at_ms": 1_500, "type": HIGH_WATERMARK, "topic": "orders", "partition": 3, "offset": 20}
+    shard.play(pa.Table.from_pylist([wait, mark, {"at_ms": 2_000}], schema=ROWS))
+    (folder / "shard-state").write_bytes(shard_state.to_bytes(shard))
+
+
+def make(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    make_packages(folder)
+    make_shard_state(folder)
+    with tempfile.TemporaryDirectory() as work:
+        tokens = make_daemon_files(folder, Path(work))
+        make_fleet_log(folder, Path(work), tokens)
+    short = Positions(OFFSETS, {"kafka/billing/orders-0": 5})
+    long = Positions({f"kafka/billing/orders-{number}": number for number in range(64)})
+    facts = {"made_s": int(time.time()), "tokens": tokens, "positions": [short.token, long.token]}
+    (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
