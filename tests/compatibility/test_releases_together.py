@@ -3,14 +3,13 @@
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.compatibility import RELEASED, scenario
+from tests.compatibility import scenario, unpack_release
 from tests.kit.daemon import EXECUTE, DaemonProcess
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.programs import run_program
@@ -22,16 +21,11 @@ RELEASES: Final = ("last", "this")
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """PYTHONPATH of each release. The wheel of the last one is uncompiled, so unpacked it can be imported."""
-    [wheel] = RELEASED.glob("purgatory_waits-*-none-any.whl")
-    unpacked = tmp_path_factory.mktemp("last")
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(unpacked)
-    imported = [sys.executable, "-c", "import purgatory; print(purgatory.__file__)"]
-    assert run_program(imported, cwd=unpacked.parent, env={"PYTHONPATH": str(unpacked)}).stdout.startswith(
-        str(unpacked)
-    )
-    return {"last": str(unpacked), "this": EXECUTE["PYTHONPATH"]}
+    """PYTHONPATH of each release."""
+    environment = unpack_release(folder := tmp_path_factory.mktemp("last"))
+    program = [sys.executable, "-c", "import purgatory; print(purgatory.__file__)"]
+    assert run_program(program, cwd=folder.parent, env=environment).stdout.startswith(str(folder))
+    return {"last": environment["PYTHONPATH"], "this": EXECUTE["PYTHONPATH"]}
 
 
 async def cut(proxy: FaultyProxy) -> None:

@@ -39,7 +39,7 @@ class Member(StartedProcess):
             "--grpc-address", self.grpc_address, "--http-address", self.http_address, "--data-dir", str(self.data),
             *(["--fleet-log", log_uri] if log_uri else []), *flags,
         ]  # fmt: skip
-        self.environment: Final = environment or {}
+        self.environment = environment or {}
         self.process = self._start(NEVER)
 
     def _start(self, crash_at: str) -> StartedDaemon:
@@ -86,11 +86,12 @@ class Member(StartedProcess):
 
 
 class Fleet:
-    def __init__(self, folder: Path, log_uri: str, *flags: str) -> None:
+    def __init__(self, folder: Path, log_uri: str, *flags: str, environment: dict[str, str] | None = None) -> None:
         self.members: Final[list[Member]] = []
         self._folder: Final = folder
         self._log_uri: Final = log_uri
         self._flags: Final = flags
+        self._environment: Final = environment
 
     @property
     def address(self) -> str:
@@ -99,7 +100,8 @@ class Fleet:
 
     def start(self, name: str, probe: str = "", *flags: str, supervised: bool = False) -> Member:
         """Start a daemon with further flags, and wait until it answers a probe, if one is given."""
-        self.members.append(Member(name, self._folder, self._log_uri, (*self._flags, *flags)))
+        flags = (*self._flags, *flags)
+        self.members.append(Member(name, self._folder, self._log_uri, flags, environment=self._environment))
         if probe:
             self.members[-1].until(probe, supervised=supervised)
         return self.members[-1]

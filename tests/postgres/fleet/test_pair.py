@@ -31,6 +31,7 @@ from purgatory.replicated_log.open_log import open_log
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.client.cli.test_commands import purgatory
+from tests.compatibility import unpack_release
 from tests.deploy.test_monitoring import FLEET, answer_of, prometheus, queries, until_firing
 from tests.fleet.audit import check_files
 from tests.fleet.filling import CALM, SNAPSHOTS
@@ -378,7 +379,7 @@ async def test_standby_catches_up_after_each_power_failure(
     await asyncio.to_thread(audit, url, pair)
 
 
-# The upgrade by handover, under load, to a later release whose journal has a further table.
+# The upgrade by handover, under load, from the last release to a later one whose journal has a further table.
 
 NEXT_RELEASE = "tests.postgres.fleet.next_release"
 
@@ -393,7 +394,7 @@ def hand_over(leader: Member, other: Member) -> None:
 def upgrade(standby: Member) -> None:
     """Start the later release in place of a daemon, on the same folder; returns once it stands by."""
     standby.end()
-    standby.module = NEXT_RELEASE
+    standby.module, standby.environment = NEXT_RELEASE, {}
     standby.start_if_ended()
     standby.until("/readyz")
 
@@ -404,7 +405,7 @@ async def test_upgrade_by_handover_loses_repeats_and_hastens_nothing(url: str, t
     """
     judge = Judge()
     load = WireLoad(judge, seed=1)
-    with Fleet(tmp_path, url, *CALM) as fleet:
+    with Fleet(tmp_path, url, *CALM, environment=unpack_release(tmp_path / "last")) as fleet:
         a, b = await asyncio.to_thread(fleet.start_pair)
         load.start(f"ipv4:{fleet.address}")
         try:
