@@ -1,9 +1,14 @@
-"""Clients and daemons of the last release and of this tree, in each combination."""
+"""Clients and daemons of the last release and of this tree, in each combination; and commands, options and metrics that
+the last release had, and that this tree still has.
+"""
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +22,10 @@ from tests.kit.proxy import FaultyProxy, proxy_thread
 
 PROGRAM: Final = Path(scenario.__file__)
 RELEASES: Final = ("last", "this")
+GONE: Final = frozenset[str]()
+"""Options, commands and metrics of the last release that were removed as docs/compatibility.md allows."""
+COMMAND: Final = re.compile(r"^  ([a-z][a-z-]*)  ", re.MULTILINE)
+"""A command in the help of a program or of a group of commands."""
 
 
 @pytest.fixture(scope="module")
@@ -32,26 +41,27 @@ async def cut(proxy: FaultyProxy) -> None:
     assert proxy.drop_all() > 0
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def daemon(
-    request: pytest.FixtureRequest, paths: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, DaemonProcess]]:
-    """A daemon of each release, and whose it is."""
-    folder = tmp_path_factory.mktemp("daemon")
-    with DaemonProcess(folder, environment={"PYTHONPATH": paths[request.param]}) as daemon:
-        yield request.param, daemon
+@pytest.fixture(scope="module")
+def daemons(paths: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, DaemonProcess]]:
+    """A daemon of each release."""
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("daemons")
+        yield {
+            release: stack.enter_context(DaemonProcess(folder / release, environment={"PYTHONPATH": path}))
+            for release, path in paths.items()
+        }
 
 
 @pytest.mark.slow  # programs
 @pytest.mark.xdist_group("compatibility")
+@pytest.mark.parametrize("daemon", RELEASES)
 @pytest.mark.parametrize("client", RELEASES)
 def test_client_and_daemon_of_two_releases_work_together(
-    client: str, daemon: tuple[str, DaemonProcess], paths: dict[str, str], tmp_path: Path
+    client: str, daemon: str, daemons: dict[str, DaemonProcess], paths: dict[str, str], tmp_path: Path
 ) -> None:
     """A wait is satisfied, one expires, a signal has a value, and a wait survives a lost connection."""
-    release, process = daemon
-    with proxy_thread(process.address) as (proxy, loop):
-        command = [sys.executable, str(PROGRAM), proxy.address, f"{client}-{release}"]
+    with proxy_thread(daemons[daemon].address) as (proxy, loop):
+        command = [sys.executable, str(PROGRAM), proxy.address, f"{client}-{daemon}"]
         environment = {"PYTHONPATH": paths[client], "PYTHONSAFEPATH": "1"}  # not the package next to the program
         with subprocess.Popen(
             command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -69,3 +79,31 @@ def test_client_and_daemon_of_two_releases_work_together(
     imported = lines.pop(3)[1]
     assert imported.startswith(paths[client].split(os.pathsep)[0])
     assert lines == [["satisfied", "True", "0"], ["expired", "EXPIRED"], ["value", "artifact-7"], ["resumed", "True"]]
+
+
+def offered(module: str, path: str, words: Sequence[str] = ()) -> Iterator[str]:
+    """All commands of a program with their options, as its help shows them."""
+    shown = run_program([sys.executable, "-m", module, *words, "--help"], env={"PYTHONPATH": path, "COLUMNS": "100"})
+    yield from (" ".join((module, *words, option)) for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", shown.stdout))
+    for command in COMMAND.findall(shown.stdout):
+        yield from offered(module, path, (*words, command))
+
+
+@pytest.mark.slow  # many programs
+@pytest.mark.xdist_group("compatibility")
+@pytest.mark.parametrize("module", ["purgatory", "purgatory_connectors"])
+def test_commands_and_options_of_the_last_release_are_still_there(module: str, paths: dict[str, str]) -> None:
+    last, this = (set(offered(module, paths[release])) for release in RELEASES)
+    assert len(last) > 20
+    assert last - this <= GONE
+
+
+@pytest.mark.slow  # as above
+@pytest.mark.xdist_group("compatibility")
+def test_metrics_of_the_last_release_are_still_there(daemons: dict[str, DaemonProcess]) -> None:
+    names = {}
+    for release, daemon in daemons.items():
+        with urllib.request.urlopen(f"http://{daemon.http_address}/metrics", timeout=PATIENCE_S) as page:
+            names[release] = set(re.findall(r"^# TYPE (\w+)", page.read().decode(), re.MULTILINE))
+    assert len(names["last"]) > 20
+    assert names["last"] - names["this"] <= GONE
