@@ -49,11 +49,11 @@ def bills():
 
 
 def processed_orders(clients: ClusterClients) -> None:
-    """The topic of the pages with 43 records in each partition, all of them processed by both groups."""
+    """The topic of the pages with 43 records in each partition, all of them processed by the groups."""
     clients.create("orders", PARTITIONS, 3)
     for partition in range(PARTITIONS):
         clients.produce("orders", RECORDS, partition)
-    for group in ("billing", "billing-eu"):
+    for group in ("billing", "billing-eu", "connect-orders-sink"):
         clients.commit(group, {("orders", partition): RECORDS for partition in range(PARTITIONS)})
 
 
