@@ -18,6 +18,8 @@ from purgatory_client.blocking import shared_loop
 from purgatory_client.errors import InvalidRequest, OutboxError, OutboxReason
 from purgatory_client.outbox.outbox_file import VERSION, OutboxFile
 from purgatory_client.sources.position_tokens import Positions
+from purgatory_connectors.errors import SourceRefused
+from purgatory_connectors.publisher.mark_lineage import FILE_NAME, LineageStore
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.errors import ArchiveUnusable, PipelineError
 from purgatory_pipeline.stream import shard_state
@@ -147,6 +149,12 @@ def newer_shard(_: Path) -> None:
     shard_state.from_bytes(bytes([shard_state.VERSION + 1]) + octets[1:], 100)
 
 
+def newer_lineages(files: Path) -> None:
+    LineageStore(files).close()
+    alter(files / FILE_NAME, "PRAGMA user_version = 99")
+    LineageStore(files)
+
+
 def newer_token(_: Path) -> None:
     Positions.of_token("at9." + FACTS["positions"][0][4:])
 
@@ -160,6 +168,7 @@ def newer_token(_: Path) -> None:
         (newer_entry, LogRefused, "has format 2; .*: upgrade it"),
         (newer_archive, ArchiveUnusable, "has schema version 2, .*: use the purgatory-pipeline of the release"),
         (newer_shard, PipelineError, "in format 2; .*: use the one that saved it"),
+        (newer_lineages, SourceRefused, "has version 99; .* upgrade it, or remove the file"),
         (newer_token, InvalidRequest, "'at9..*upgrade this program"),
     ],
 )

@@ -19,6 +19,8 @@ from tests.kit.daemon import EXECUTE, DaemonProcess
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.programs import run_program
 from tests.kit.proxy import FaultyProxy, proxy_thread
+from tests.strangers.client_builds import BUILT
+from tests.strangers.test_clients import BUILDS, advance, as_expected, expected_lines
 
 PROGRAM: Final = Path(scenario.__file__)
 RELEASES: Final = ("last", "this")
@@ -79,6 +81,20 @@ def test_client_and_daemon_of_two_releases_work_together(
     imported = lines.pop(3)[1]
     assert imported.startswith(paths[client].split(os.pathsep)[0])
     assert lines == [["satisfied", "True", "0"], ["expired", "EXPIRED"], ["value", "artifact-7"], ["resumed", "True"]]
+
+
+@pytest.mark.slow  # compilers
+@pytest.mark.xdist_group("strangers")
+@pytest.mark.parametrize("language", BUILDS)
+def test_client_of_this_tree_works_with_the_daemon_of_the_last_release(
+    language: str, daemons: dict[str, DaemonProcess], tmp_path: Path
+) -> None:
+    """In Go, Java and TypeScript: its waits end as they do with the daemon of this tree."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    command = [*BUILDS[language](), daemons["last"].address, tmp_path.name, "3"]
+    advance(daemons["last"], tmp_path.name, 3)
+    ran = run_program(command, timeout_s=120)
+    assert as_expected([line.split() for line in ran.stdout.splitlines()]) == expected_lines(3)
 
 
 def offered(module: str, path: str, words: Sequence[str] = ()) -> Iterator[str]:
