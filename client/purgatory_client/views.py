@@ -15,6 +15,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2, source_pb2, webhook_pb2
 from purgatory_client.partition_names import format_partition
 from purgatory_client.results import OperationKind, Outcome
+from purgatory_client.sources.source_link import SourceState
 
 T = TypeVar("T")
 
@@ -342,7 +343,7 @@ def dead_letter(message: webhook_pb2.DeadLetter) -> DeadLetter:
 
 
 def _source(message: source_pb2.SourceStatus) -> SourceStatus:
-    state = source_pb2.SourceState.Name(message.state).removeprefix("SOURCE_STATE_").lower()
+    state = SourceState(message.state).name.lower()
     return _view(SourceStatus, message, state=state)
 
 

@@ -42,7 +42,7 @@ MEANINGS: Final[dict[Exit, str]] = {
 
 _MOST_SEVERE_FIRST: Final = (Outcome.REFUSED, Outcome.FAILED, Outcome.SHUTTING_DOWN, Outcome.CANCELLED, Outcome.EXPIRED)
 
-OF_OUTCOME: Final = {Outcome.SATISFIED: Exit.OK, **{outcome: Exit[outcome.name] for outcome in _MOST_SEVERE_FIRST}}
+_OF_OUTCOME: Final = {Outcome.SATISFIED: Exit.OK, **{outcome: Exit[outcome.name] for outcome in _MOST_SEVERE_FIRST}}
 
 _OF_ERROR: Final[tuple[tuple[type[errors.PurgatoryClientError], Exit], ...]] = (
     (errors.Unavailable, Exit.UNAVAILABLE),
@@ -55,8 +55,9 @@ _OF_ERROR: Final[tuple[tuple[type[errors.PurgatoryClientError], Exit], ...]] = (
 
 
 def exit_of_outcomes(outcomes: Collection[Outcome]) -> Exit:
-    """The exit code for several waits: that of the most severe outcome."""
-    return next((OF_OUTCOME[outcome] for outcome in _MOST_SEVERE_FIRST if outcome in outcomes), Exit.OK)
+    """The exit code for waits: that of the most severe outcome. One that a later daemon has added counts as failed."""
+    otherwise = Exit.OK if _OF_OUTCOME.keys() >= set(outcomes) else Exit.FAILED
+    return next((_OF_OUTCOME[outcome] for outcome in _MOST_SEVERE_FIRST if outcome in outcomes), otherwise)
 
 
 def exit_of_error(error: errors.PurgatoryClientError) -> Exit:

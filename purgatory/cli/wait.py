@@ -21,7 +21,7 @@ from purgatory.cli import parsing, render
 from purgatory.cli.completion import targets as complete_targets
 from purgatory.cli.completion import topics
 from purgatory.cli.connection_options import WAITS, client_command
-from purgatory.cli.exit_codes import OF_OUTCOME, Exit
+from purgatory.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory.command_line import NUMBER, Whole
 
 
@@ -186,4 +186,4 @@ async def _refuse_marks(client: AsyncClient, counts: dict[str, int]) -> None:
 
 def _show(result: Result, one: waits.Wait | None = None) -> Exit:
     render.result(result, one)
-    return OF_OUTCOME[result.outcome]
+    return exit_of_outcomes([result.outcome])

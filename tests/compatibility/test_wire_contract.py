@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from purgatory_client import views
+from purgatory_client.results import OperationKind, Outcome
 
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import source_pb2
 from tests.compatibility import RELEASED
 from tests.kit.programs import run_program
 
@@ -52,3 +56,10 @@ def test_a_breaking_change_of_a_proto_is_noticed(
     assert before in text
     path.write_text(text.replace(before, after, 1), "utf-8")
     assert complaint in breaking_changes(tmp_path)
+
+
+def test_values_that_later_daemons_add_are_shown_by_their_numbers() -> None:
+    """The conformance test has this for results, in all clients."""
+    status = wire.GetStatusResponse(sources=[source_pb2.SourceStatus(name="s", state=99)])
+    [source] = views.status(status).sources
+    assert (source.state, Outcome(99).name, OperationKind(99)) == ("unknown_99", "UNKNOWN_99", 99)

@@ -3,7 +3,6 @@
 import asyncio
 import os.path
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from enum import IntEnum
 from typing import Any, Final, NamedTuple, Self
 
 import grpc.aio
@@ -12,13 +11,14 @@ from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client.errors import STATUS_LOST, PurgatoryClientError, Unavailable, from_code
 from purgatory_client.partition_names import PartitionName
+from purgatory_client.results import OpenEnum
 
 STALE_MAX: Final = 2_000
 STALE_PARTITIONS_MAX: Final = 10_000
 """Maximum number of partitions in a report; the daemon enforces both limits."""
 
 
-class SourceState(IntEnum):
+class SourceState(OpenEnum):
     """Health of a source; numbers as on the wire. The last two appear only in status."""
 
     LOADING = 1

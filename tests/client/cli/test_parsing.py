@@ -123,6 +123,7 @@ def test_exit_code_is_that_of_the_most_severe_outcome() -> None:
     assert exit_of_outcomes([]) == Exit.OK
     assert exit_of_outcomes([Outcome.SATISFIED]) == Exit.OK
     assert exit_of_outcomes([Outcome.SATISFIED, Outcome.EXPIRED]) == Exit.EXPIRED
+    assert exit_of_outcomes([Outcome.SATISFIED, Outcome(99)]) == Exit.FAILED  # of a later daemon
     assert exit_of_outcomes([Outcome.EXPIRED, Outcome.REFUSED, Outcome.FAILED]) == Exit.REFUSED
 
 
