@@ -302,6 +302,16 @@ def test_axe_finds_nothing_in_dialogs(browser: Browser, daemon: DaemonProcess, s
         assert violations(seen.page, source) == []
 
 
+def test_axe_finds_nothing_while_the_daemon_is_gone(browser: Browser, start_daemon: StartDaemon, source: str) -> None:
+    daemon = start_daemon()
+    with watched_page(browser, daemon.http_address, expected=("net::ERR_",)) as seen:
+        daemon.kill()
+        seen.page.wait_for_selector('body[data-state="away"]')
+        for view in VIEWS:
+            seen.view(f"#/{view}")
+            assert (view, seen.sticking_out(), violations(seen.page, source)) == (view, [], [])
+
+
 def test_a_planted_fault_is_found(browser: Browser, idle: DaemonProcess, source: str) -> None:
     with watched_page(browser, idle.http_address) as seen:
         seen.page.evaluate("""() => {
