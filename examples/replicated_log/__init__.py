@@ -10,6 +10,7 @@ Reading order:
     follower.py, clients.py     followers, producer and consumer
     log_file.py, wire.py        the log's file, and the messages on the wire
     proof.py, __main__.py       the checks, and the run
+    retries.py                  `--lose-answers`: duplicates and order when producers have to send again
     shop_load.py                on a terminal: the load for the live page after the run
 
 This is a study of waiting, not a broker: the leader is fixed, and nothing is fsynced.

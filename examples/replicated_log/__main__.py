@@ -21,6 +21,7 @@ from examples.replicated_log.leader import EPOCH, Leader
 from examples.replicated_log.log_file import LogFile, decode_all
 from examples.replicated_log.membership import Membership, in_sync_key
 from examples.replicated_log.proof import Check, Counters, check_counters, check_records, read_counters
+from examples.replicated_log.retries import Retries
 from examples.replicated_log.shop_load import ShopLoad
 from examples.replicated_log.wire import call, connect
 
@@ -43,7 +44,7 @@ class Run:
         self._followers: dict[int, asyncio.subprocess.Process] = {}
         self._begun = time.monotonic()
 
-    async def prove(self, *, kill_follower: bool, archive: Path | None) -> list[Check]:
+    async def prove(self, *, kill_follower: bool, lose_answers: bool, archive: Path | None) -> list[Check]:
         options = () if archive is None else ("--archive", str(archive))
         address = await self._stack.enter_async_context(serving(self._folder, *options))
         http_address = json.loads((self._folder / "ready.json").read_text())["http_address"]
@@ -59,6 +60,9 @@ class Run:
             await self._start_follower(replica_id, port)
         checks = await self._carry_records(client, leader, port, kill_follower=kill_follower)
         checks += await self._trim(port, len(self._lines) // 2)
+        if lose_answers:
+            checks += await Retries(client, queue, leader.ledger, self._folder, self._lines).run()
+            self._note("retries over lossy links have ended")
         for process in self._followers.values():
             await _end(process)
         await leader.stop()
@@ -172,10 +176,16 @@ async def run(arguments: argparse.Namespace, lines: list[bytes], folder: Path) -
     async with AsyncExitStack() as stack:
         demonstration = Run(folder, lines, stack)
         archive = arguments.archive and arguments.archive.resolve()
-        checks = await demonstration.prove(kill_follower=arguments.kill_follower, archive=archive)
+        checks = await demonstration.prove(
+            kill_follower=arguments.kill_follower, lose_answers=arguments.lose_answers, archive=archive
+        )
         proven = all(check.holds for check in checks)
         verdict = "proven: every record arrived once, every wait ended once" if proven else "NOT PROVEN: see FAIL above"
+        if proven and arguments.lose_answers:
+            verdict += "; over lossy links, records with sequence numbers too"
         print("", *checks, "", verdict, sep="\n")
+        if not arguments.lose_answers:
+            print("To see what lost answers and retries do to order: --lose-answers")
         if sys.stdout.isatty():
             with contextlib.suppress(asyncio.CancelledError):
                 await demonstration.stay()
@@ -193,6 +203,9 @@ def main() -> int:
         "--input", type=Path, default=Path(__file__), help="file whose lines are sent (default: this program)"
     )
     parser.add_argument("--kill-follower", action="store_true", help="kill a follower midway and restart it")
+    parser.add_argument(
+        "--lose-answers", action="store_true", help="then lose requests and answers, and count what retries repeat"
+    )
     parser.add_argument("--archive", metavar="DIR", type=Path, help="record the daemon's history there as Parquet")
     arguments = parser.parse_args()
     try:

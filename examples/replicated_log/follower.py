@@ -16,9 +16,7 @@ WAIT_S: Final = 0.5
 BYTES_MAX: Final = 1024 * 1024
 
 
-async def follow(leader_port: int, path: Path, replica_id: int) -> None:
-    log = LogFile(path)
-    print(log.log_end_offset, flush=True)  # read by the process that started this one
+async def follow(leader_port: int, log: LogFile, replica_id: int) -> None:
     async with connect(leader_port) as channel:
         stream = open_stream(channel, "follower_fetch")
         while True:
@@ -33,4 +31,6 @@ async def follow(leader_port: int, path: Path, replica_id: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(follow(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
+    followed = LogFile(Path(sys.argv[2]))
+    print(followed.log_end_offset, flush=True)  # read by the process that started this one
+    asyncio.run(follow(int(sys.argv[1]), followed, int(sys.argv[3])))

@@ -2,7 +2,8 @@
 
 Each request that must wait becomes a delayed operation at the daemon, and every change is sent as an event:
 
-    append with acks=all          LEADER_APPEND, then DelayedProduce for the offset after the record
+    append with acks=all          LEADER_APPEND, then DelayedProduce for the offset after the record; for a record that
+                                  its producer sent before, only the wait
     follower fetch                FOLLOWER_PROGRESS; at the log end a DelayedFetch with the replica's id
     consumer fetch                DelayedFetch for min_bytes, unless enough is below the high watermark
     delete records                LOG_START_OFFSET, then DelayedDeleteRecords until every replica has followed
@@ -27,13 +28,21 @@ EPOCH: Final = 1
 MIN_IN_SYNC: Final = 2
 NOT_ENOUGH_REPLICAS: Final = 19
 """Kafka's error code."""
+OUT_OF_ORDER_SEQUENCE: Final = 45
+"""Kafka's error code: a record before this one has not arrived."""
 
 
 class Leader:
     """The leader of one partition. If the daemon refuses an event, the task group of `queue` fails."""
 
     def __init__(
-        self, client: AsyncClient, queue: EventQueue, membership: Membership, partition: str, log: LogFile
+        self,
+        client: AsyncClient,
+        queue: EventQueue,
+        membership: Membership,
+        partition: str,
+        log: LogFile,
+        ledger: WaitLedger | None = None,
     ) -> None:
         self._client = client
         self._queue = queue
@@ -42,7 +51,11 @@ class Leader:
         self._log = log
         self._high_watermark = log.log_start_offset
         self._server: Final = grpc.aio.server(options=OPTIONS)
-        self.ledger: Final = WaitLedger()
+        self._sequences: dict[int, list[int]] = {}
+        """For each producer, the offsets of its records by sequence number. A broker keeps only the last few."""
+        self.ledger: Final = ledger or WaitLedger()
+        self.duplicates = 0
+        """Records that were not appended, because their producer had sent them before."""
 
     async def start(self) -> int:
         """Serve on a free port of loopback; returns the port."""
@@ -70,11 +83,11 @@ class Leader:
         """Append records in the order received; acknowledge each one when its wait ends."""
         writing = asyncio.Lock()
 
-        async def acknowledge(offset: int, timeout_s: float) -> None:
+        async def acknowledge(offset: int, sequence: int | None, timeout_s: float) -> None:
             wait = self._client.produce({self._partition: offset + 1}, timeout=timeout_s, leader_epochs=EPOCH)
             reached = self._learn(await self.ledger.record("produce", wait))
             async with writing:
-                await context.write(self._answer({"offset": offset, "error": reached.error_code}))
+                await context.write(self._answer({"offset": offset, "sequence": sequence, "error": reached.error_code}))
 
         async with asyncio.TaskGroup() as group:
             async for request in requests:
@@ -82,9 +95,32 @@ class Leader:
                     async with writing:
                         await context.write(self._answer({"offset": -1, "error": NOT_ENOUGH_REPLICAS}))
                     continue
-                offset = self._log.append(request.body)
-                self._report_log_end()
-                group.create_task(acknowledge(offset, request.fields["timeout_s"]))
+                sequence = request.fields.get("sequence")
+                offset = self._append_once(request)
+                if offset is None:
+                    async with writing:
+                        await context.write(self._answer({"sequence": sequence, "error": OUT_OF_ORDER_SEQUENCE}))
+                    continue
+                group.create_task(acknowledge(offset, sequence, request.fields["timeout_s"]))
+
+    def _append_once(self, request: Message) -> int | None:
+        """Append a record, unless its producer numbers its records and this one is known. Returns the offset, or None
+        if a record before it is missing.
+        """
+        known = None
+        if "producer_id" in request.fields:
+            sequence: int = request.fields["sequence"]
+            known = self._sequences.setdefault(request.fields["producer_id"], [])
+            if sequence > len(known):
+                return None
+            if sequence < len(known):
+                self.duplicates += 1
+                return known[sequence]
+        offset = self._log.append(request.body)
+        self._report_log_end()
+        if known is not None:
+            known.append(offset)
+        return offset
 
     async def _follower_fetch(self, requests: AsyncIterator[Message], _: Context) -> AsyncIterator[Message]:
         """Serve one follower, fetch by fetch. The end of the stream means that the follower is gone."""

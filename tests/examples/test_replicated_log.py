@@ -69,6 +69,24 @@ def test_the_history_of_a_run_replays(odd_lines: Path, tmp_path: Path) -> None:
     assert without(Replay(folder).outcomes, "at") == without(outcomes, "at")
 
 
+def test_lost_answers_repeat_only_records_without_sequence_numbers(odd_lines: Path) -> None:
+    """One request in flight keeps the order of each key; sequence numbers keep it and repeat nothing, with 64."""
+    run = run_demo("--input", str(odd_lines), "--lose-answers")
+    assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
+    found = re.findall(
+        r"^ok .* (\d+) in flight: (\d+) records, (\d+) twice, (\d+) out of order", run.stdout, re.MULTILINE
+    )
+    (_, *plain), (_, *single), (_, *numbered) = [list(map(int, row)) for row in found]
+    sent = len(odd_lines.read_bytes().split(b"\n"))
+    assert [plain[0], single[0], numbered[0]] == [sent] * 3
+    assert min(plain) > 0
+    assert single[1] > 0
+    assert [single[2], *numbered[1:]] == [0, 0, 0]
+    assert not re.search(
+        r" 0 (recognised|refused)", run.stdout.partition("\nok    sequence numbers")[2].partition("\n")[0]
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [(None, "No such file"), (b"", "0 lines"), (b"1\n2\n", "at least 8")],
