@@ -206,7 +206,7 @@ wanted = $(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml
 image-requirements: $(STAMPS)/supply ## Write deploy/*requirements.txt: what the image and development install, with hashes of all files
 	@$(COMPILE) --extra server -o deploy/requirements.txt pyproject.toml
 	@$(call wanted,["project"]["optional-dependencies"]["archive"]) | $(COMPILE) -o deploy/archive-requirements.txt -
-	@$(call wanted,["project"]["optional-dependencies"]["kafka"] + p["project"]["optional-dependencies"]["postgres"] + p["project"]["optional-dependencies"]["redis"] + p["project"]["optional-dependencies"]["poll"]) \
+	@$(call wanted,["project"]["optional-dependencies"]["kafka"] + p["project"]["optional-dependencies"]["postgres"] + p["project"]["optional-dependencies"]["mysql"] + p["project"]["optional-dependencies"]["redis"] + p["project"]["optional-dependencies"]["poll"]) \
 		| $(COMPILE) -o deploy/sources-requirements.txt -
 	@$(call wanted,["build-system"]["requires"]) | $(COMPILE) -o deploy/build-requirements.txt -
 	@$(COMPILE:3.11=3.11.5) --all-extras --group dev --group supply -o deploy/development-requirements.txt pyproject.toml
@@ -258,12 +258,12 @@ $(STAMPS)/dev: $(STAMPS)/pip
 
 $(STAMPS)/connectors: $(STAMPS)/serving
 	@echo "== installing what the connectors need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,kafka,postgres,redis,poll]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,kafka,postgres,mysql,redis,poll]'
 	@touch $@
 
 $(STAMPS)/pipeline: $(STAMPS)/dev
 	@echo "== installing what the pipeline (Spark: about a gigabyte) and the connectors need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,pipeline,kafka,postgres,redis,poll,otel]' --group dev
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,pipeline,kafka,postgres,mysql,redis,poll,otel]' --group dev
 	@touch $@
 
 $(STAMPS)/site: $(STAMPS)/pip

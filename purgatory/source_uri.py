@@ -14,8 +14,9 @@ from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 KINDS: Final = {
-    "kafka": "kafka", "postgres": "postgres", "postgresql": "postgres", "redis": "redis", "rediss": "redis",
-    "valkey": "redis", "valkeys": "redis", "poll+http": "poll", "poll+https": "poll", "poll+sql": "poll",
+    "kafka": "kafka", "postgres": "postgres", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql",
+    "redis": "redis", "rediss": "redis", "valkey": "redis", "valkeys": "redis", "poll+http": "poll",
+    "poll+https": "poll", "poll+sql": "poll",
 }  # fmt: skip
 """The connector of each scheme."""
 _Default = TypeVar("_Default", int, None)
@@ -35,7 +36,7 @@ class SourceUri:
     """The parsed address of a source.
 
     Attributes:
-        kind: The name of the connector: "kafka", "postgres", "redis" or "poll".
+        kind: The name of the connector: "kafka", "postgres", "mysql", "redis" or "poll".
         scheme: As given: "kafka", "rediss", "poll+http".
         hosts: As given, "host:port" or "host".
         path: The path without slashes: a database.

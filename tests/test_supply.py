@@ -37,7 +37,10 @@ def test_image_installs_all_that_the_daemon_needs() -> None:
     for wanted, name in (
         (project["project"]["dependencies"] + extras["server"], "requirements.txt"),
         (extras["archive"], "archive-requirements.txt"),
-        (extras["kafka"] + extras["postgres"] + extras["redis"] + extras["poll"], "sources-requirements.txt"),
+        (
+            extras["kafka"] + extras["postgres"] + extras["mysql"] + extras["redis"] + extras["poll"],
+            "sources-requirements.txt",
+        ),
         (project["build-system"]["requires"], "build-requirements.txt"),
         (
             [one for group in groups.values() for one in group if isinstance(one, str)]

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -89,10 +90,8 @@ func (s Several) operation() (*pb.Operation, error) {
 
 // partitionOf splits "orders-3". Names of sources without partitions may contain dashes.
 func partitionOf(name string) (*pb.TopicPartition, error) {
-	for _, whole := range []string{"pg/", "redis/", "poll/"} {
-		if strings.HasPrefix(name, whole) {
-			return &pb.TopicPartition{Topic: name}, nil
-		}
+	if isWhole(name) {
+		return &pb.TopicPartition{Topic: name}, nil
 	}
 	dash := strings.LastIndexByte(name, '-')
 	number, err := strconv.ParseUint(name[dash+1:], 10, 31)
@@ -103,10 +102,13 @@ func partitionOf(name string) (*pb.TopicPartition, error) {
 	return &pb.TopicPartition{Topic: name[:dash], Partition: int32(number)}, nil
 }
 
+func isWhole(name string) bool {
+	kind, _, found := strings.Cut(name, "/")
+	return found && slices.Contains([]string{"pg", "mysql", "redis", "poll"}, kind)
+}
+
 func nameOf(name *pb.TopicPartition) string {
-	whole := strings.HasPrefix(name.Topic, "pg/") || strings.HasPrefix(name.Topic, "redis/") ||
-		strings.HasPrefix(name.Topic, "poll/")
-	if whole && name.Partition == 0 {
+	if isWhole(name.Topic) && name.Partition == 0 {
 		return name.Topic
 	}
 	return fmt.Sprint(name.Topic, "-", name.Partition)

@@ -1,7 +1,7 @@
 """Names of partitions: "orders-3" in text, ("orders", 3) in code.
 
 The partition number follows the last "-", so topics may contain dashes ("read-model-0" is partition 0 of "read-model").
-Names that begin with "pg/", "redis/" or "poll/" come from sources without partitions and may contain dashes:
+Names that begin with one of WHOLE_PREFIXES come from sources without partitions and may contain dashes:
 "pg/main/replica-1" is partition 0 of the topic "pg/main/replica-1". The daemon limits the length; only names that are
 ambiguous or cannot be sent are refused here.
 """
@@ -15,7 +15,7 @@ from purgatory_client.errors import InvalidRequest
 PartitionName = tuple[str, int]
 """(topic, partition)."""
 
-WHOLE_PREFIXES: Final = ("pg/", "redis/", "poll/")
+WHOLE_PREFIXES: Final = ("pg/", "mysql/", "redis/", "poll/")
 """Prefixes of names without a partition number."""
 
 _PARTITION_MAX: Final = 2**31 - 1

@@ -100,6 +100,7 @@ EXIT_REFUSED: Final = 2
 _EXTRAS: Final = {
     "kafka": ("confluent_kafka", "aiokafka"),
     "postgres": ("psycopg",),
+    "mysql": ("pymysql",),
     "redis": ("redis",),
     "poll": ("httpcore", "jsonpointer", "sqlalchemy"),
 }
@@ -111,6 +112,9 @@ COMMANDS: Final = {
     "postgres": "Publish how far servers have replayed the log.\n\n"
     "User and password are read from the file that the option `config` names, from PGPASSFILE, or from variables like "
     "PURGATORY_POSTGRES_PASSWORD.",
+    "mysql": "Publish which transactions servers of MySQL or MariaDB have executed.\n\n"
+    "User and password are read from the file that the option `config` names, or from variables like "
+    "PURGATORY_MYSQL_PASSWORD.",
     "redis": "Publish the replication offsets of Redis or Valkey servers.\n\n"
     "User and password are read from the file that the option `config` names, or from variables like "
     "PURGATORY_REDIS_PASSWORD.",

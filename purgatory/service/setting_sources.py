@@ -19,7 +19,7 @@ from purgatory.service.transport.watched_file import read_regular_file
 OTHER_VARIABLES: Final = re.compile(
     "PURGATORY_("
     "ADDRESS|HTTP_URL|TLS_CA|TLS_CERTIFICATE|TLS_KEY|TOKEN_FILE|TARGET|STATE_DIR|COMPLETE|TRACEBACK"  # other commands
-    "|(KAFKA|POSTGRES|REDIS|POLL|SOURCE)_.+"  # sources
+    "|(KAFKA|POSTGRES|MYSQL|REDIS|POLL|SOURCE)_.+"  # sources
     "|PORT|(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_.+)"  # Kubernetes, for services named purgatory
     "|BUILD|CHROMIUM|REAL_DATA|(REQUIRE|TEST)_.+"  # the project's own build and tests
     ")"

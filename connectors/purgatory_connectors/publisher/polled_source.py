@@ -171,7 +171,7 @@ class PolledSource(Source, Generic[Reading]):
             state = SourceState.LOADING
         elif stale and all(failed is not None and failed.is_refused for failed in self._failed.values()):
             state = SourceState.REFUSED
-        reasons = {one.mark: one.reason for one in stale if one.mark not in DERIVED}
+        reasons = {one.mark: one.reason for one in stale if one.mark.partition("/")[0] not in DERIVED}
         if state is not SourceState.LOADING:
             self._log_changes(reasons)
         text = "; ".join(f"{mark}: {reason}" if mark else reason for mark, reason in reasons.items())

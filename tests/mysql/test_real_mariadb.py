@@ -1,0 +1,226 @@
+"""The MySQL source with real servers of MariaDB: a primary and two replicas that lag, hang, fail over and are reset."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from purgatory_client.sources.gtids import position_of_gtid
+from purgatory_connectors.cli import open_source
+from purgatory_connectors.mysql.mysql_source import MysqlSource
+from purgatory_connectors.publisher.polled_source import Unreadable
+
+from examples.free_ports import free_port
+from purgatory.source_uri import SourceUri
+from tests.docs.pages import commands_about, shell, sources_about
+from tests.kit.daemon import DaemonProcess, StartDaemon
+from tests.kit.eventually import wait_until
+from tests.kit.programs import skip_unless_required
+from tests.sources.publishing import publishing, until_mark
+
+FAST = "servers=p,r1,r2&poll_ms=5&idle_poll_ms=20&timeout_ms=300&user=root"
+
+
+class LocalMariaDB:
+    """A server on loopback in a folder of its own."""
+
+    def __init__(self, folder: Path, server_id: int) -> None:
+        self.port, self.server_id = free_port(), server_id
+        self.address = f"127.0.0.1:{self.port}"
+        user = [] if os.getuid() else ["--user=root"]
+        install = [
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--datadir={folder}",
+            "--auth-root-authentication-method=normal",
+        ]
+        subprocess.run([*install, "--skip-test-db", *user], check=True, capture_output=True)
+        command = [
+            "mariadbd", "--no-defaults", f"--datadir={folder}", f"--port={self.port}", "--bind-address=127.0.0.1",
+            f"--socket={folder}/s", f"--server-id={server_id}", "--log-bin=log", "--log-slave-updates",
+            "--skip-name-resolve",
+            "--innodb-buffer-pool-size=8M", "--innodb-log-file-size=8M", "--slave-net-timeout=2", *user,
+        ]  # fmt: skip
+        with (folder / "stderr").open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait_until(lambda: self.query("SELECT 1"), (folder / "stderr").read_text, but=pymysql.Error)
+
+    def query(self, *statements: str) -> Any:  # noqa: ANN401 - any value
+        """Run statements in one session. Returns the first value of the last one."""
+        with closing(pymysql.connect(host="127.0.0.1", port=self.port, user="root", autocommit=True)) as connection:
+            cursor = connection.cursor()
+            for one in statements:
+                cursor.execute(one)
+            row = cursor.fetchone()
+            return row[0] if row else None
+
+    def follow(self, primary: "LocalMariaDB") -> None:
+        self.query(
+            "STOP SLAVE",
+            f"CHANGE MASTER TO master_host='127.0.0.1', master_port={primary.port}, master_user='root', "
+            "master_use_gtid=slave_pos, master_connect_retry=1",
+            "START SLAVE",
+        )
+
+    def write(self, count: int = 1) -> int:
+        """Insert rows one by one, and return the number that the session got for the last one."""
+        gtid = self.query(*["INSERT INTO written.rows () VALUES ()"] * count, "SELECT @@last_gtid")
+        return position_of_gtid(gtid)[1]
+
+    def written(self) -> int:
+        """How many rows can be read here."""
+        return int(self.query("SELECT count(*) FROM written.rows"))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+Servers = dict[str, LocalMariaDB]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    """A primary "p" with the replicas "r1" and "r2". Without MariaDB the test is skipped, or fails if required."""
+    if shutil.which("mariadbd") is None:
+        skip_unless_required("MYSQL", "no mariadbd found (Debian: apt-get install mariadb-server)")
+    with ExitStack() as stack:
+        found = {}
+        for server_id, name in enumerate(("p", "r1", "r2"), 1):
+            found[name] = stack.enter_context(closing(LocalMariaDB(tmp_path / name, server_id)))
+        # The first transactions of each folder are local to it.
+        for one in found.values():
+            one.query("RESET MASTER")
+        for name in ("r1", "r2"):
+            found[name].follow(found["p"])
+        found["p"].query("CREATE DATABASE written", "CREATE TABLE written.rows (at serial)")
+        yield found
+
+
+def address_of(servers: Servers) -> tuple[str, str]:
+    """The address of the source, and the prefix of its marks."""
+    name = str(servers["p"].port)
+    return f"mysql://{','.join(one.address for one in servers.values())}?name={name}&{FAST}", f"mysql/{name}"
+
+
+@pytest.mark.slow
+async def test_waits_over_3000_writes_never_end_before_a_late_replica_has_the_row(
+    shared_daemon: DaemonProcess, servers: Servers
+) -> None:
+    p, r1, r2 = servers.values()
+    uri, prefix = address_of(servers)
+    async with publishing(shared_daemon, uri) as client:
+        await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= 0 and not mark.stale_reason)
+        for _ in range(30):
+            number = await asyncio.to_thread(p.write, 100)
+            rows = await asyncio.to_thread(p.written)
+            assert (await client.produce({f"{prefix}/r1/0": number}, timeout=60)).satisfied
+            assert await asyncio.to_thread(r1.written) >= rows
+        ends = await client.ends([f"{prefix}/all/0"])
+        assert (await client.wait_for(ends, timeout=60)).satisfied
+        assert r1.written() == r2.written() == p.written() == 3_000
+
+
+@pytest.mark.slow
+async def test_replica_that_stops_applying_holds_all_but_not_any(
+    shared_daemon: DaemonProcess, servers: Servers
+) -> None:
+    p, _, r2 = servers.values()
+    uri, prefix = address_of(servers)
+    async with publishing(shared_daemon, uri) as client:
+        await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= 0 and not mark.stale_reason)
+        await asyncio.to_thread(r2.query, "STOP SLAVE SQL_THREAD")
+        number = await asyncio.to_thread(p.write)
+        assert (await client.produce({f"{prefix}/any/0": number}, timeout=60)).satisfied
+        assert not (await client.produce({f"{prefix}/all/0": number}, timeout=0.3)).satisfied
+        await asyncio.to_thread(r2.query, "START SLAVE SQL_THREAD")
+        assert (await client.produce({f"{prefix}/all/0": number}, timeout=60)).satisfied
+        r2.process.send_signal(signal.SIGSTOP)
+        stale = await until_mark(client, f"{prefix}/all/0", lambda mark: bool(mark.stale_reason))
+        assert "r2" in stale.stale_reason
+        assert (await client.produce({f"{prefix}/quorum/0": number}, timeout=60)).satisfied
+        r2.process.send_signal(signal.SIGCONT)
+        await until_mark(client, f"{prefix}/all/0", lambda mark: not mark.stale_reason)
+
+
+@pytest.mark.slow
+async def test_promotion_that_loses_writes_fails_waits_of_the_old_history(
+    shared_daemon: DaemonProcess, servers: Servers
+) -> None:
+    """All marks of the domain get a new epoch, and what only the old primary had is not taken for anything new."""
+    p, r1, r2 = servers.values()
+    uri, prefix = address_of(servers)
+    async with publishing(shared_daemon, uri) as client:
+        await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= 0 and not mark.stale_reason)
+        for one in (r1, r2):
+            await asyncio.to_thread(one.query, "STOP SLAVE")
+        lost = await asyncio.to_thread(p.write, 20)
+        epoch = (await until_mark(client, f"{prefix}/p/0", lambda mark: mark.high_watermark >= lost)).leader_epoch
+        bound = asyncio.create_task(client.produce({f"{prefix}/r2/0": lost}, leader_epochs=epoch, timeout=60))
+        await until_mark(client, f"{prefix}/r2/0", lambda mark: mark.watched == 1)
+        p.process.kill()
+        await asyncio.to_thread(r1.query, "RESET SLAVE ALL")
+        await asyncio.to_thread(r2.follow, r1)
+        number = await asyncio.to_thread(r1.write)
+        assert number < lost
+        failed = await bound
+        assert [one.error_code for one in failed.partitions.values()] == [74]
+        for mark in ("any", "r2"):
+            await until_mark(client, f"{prefix}/{mark}/0", lambda mark: mark.leader_epoch > epoch)
+            result = await client.produce({f"{prefix}/{mark}/0": number}, leader_epochs=epoch + 1, timeout=60)
+            assert result.satisfied
+        assert r2.written() == r1.written() == 1
+        old = await until_mark(client, f"{prefix}/p/0", lambda mark: mark.leader_epoch > epoch)
+        assert old.high_watermark < number
+
+
+@pytest.mark.slow
+async def test_reset_primary_begins_a_new_history(shared_daemon: DaemonProcess, servers: Servers) -> None:
+    p = servers["p"]
+    uri, prefix = address_of(servers)
+    async with publishing(shared_daemon, uri) as client:
+        number = await asyncio.to_thread(p.write, 20)
+        before = await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= number)
+        await asyncio.to_thread(p.query, "RESET MASTER")
+        assert await asyncio.to_thread(p.write) < number
+        after = await until_mark(client, f"{prefix}/all/0", lambda mark: mark.leader_epoch > before.leader_epoch)
+        assert after.high_watermark < number
+        assert (
+            "before the reset"
+            in (await until_mark(client, f"{prefix}/r1/0", lambda mark: bool(mark.stale_reason))).stale_reason
+        )
+
+
+@pytest.mark.slow
+def test_commands_of_the_page_succeed_on_real_servers(
+    servers: Servers, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    p = servers["p"]
+    p.query("CREATE DATABASE shop", "CREATE TABLE shop.orders (at serial)")
+    p.query("SET gtid_seq_no = 8411", "INSERT INTO shop.orders () VALUES ()")  # the page waits for the next one
+    option, uri = sources_about("mysql", ",".join(one.address for one in servers.values()))
+    daemon = start_daemon(option, f"{uri}&user=root")
+    script = "\n".join(["set -e", *commands_about("mysql", "mariadb")])
+    script = script.replace("mariadb -h primary", f"mariadb --no-defaults -N -u root -h 127.0.0.1 -P {p.port}")
+    done = shell(script, tmp_path, {"PURGATORY_ADDRESS": daemon.address})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0-1-8412" in done.stdout
+
+
+@pytest.mark.slow
+async def test_wrong_password_is_refused_with_the_reason(servers: Servers) -> None:
+    p = servers["p"]
+    await asyncio.to_thread(p.query, "CREATE USER some@'127.0.0.1' IDENTIFIED BY 'right'")
+    source = open_source(SourceUri.parse(f"mysql://{p.address}?user=some"))
+    assert isinstance(source, MysqlSource)
+    with pytest.raises(Unreadable, match="PURGATORY_MYSQL_PASSWORD") as caught:
+        await source.asked(p.address)
+    assert caught.value.is_refused
+    await source.close()
