@@ -58,6 +58,7 @@ class Run:
         self._stack.push_async_callback(leader.stop)
         for replica_id in FOLLOWERS:
             await self._start_follower(replica_id, port)
+        await asyncio.wait_for(membership.all_have_fetched(), TIMEOUT_S)
         checks = await self._carry_records(client, leader, port, kill_follower=kill_follower)
         checks += await self._trim(port, len(self._lines) // 2)
         if lose_answers:

@@ -6,7 +6,8 @@ the larger set is *proposed* first: from then on the joiner holds back the high 
 returns afterwards can safely be compared with the joiner's log end.
 """
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
 from purgatory_client import AsyncClient, events
 
@@ -17,6 +18,7 @@ from examples.replicated_log.daemon_link import EventQueue
 class Follower:
     log_end: int = -1
     is_gone: bool = False
+    has_fetched: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Membership:
@@ -62,6 +64,7 @@ class Membership:
         """A follower asked for offset `log_end`, so it has stored everything below. It rejoins if it may."""
         follower = self._followers[replica_id]
         follower.log_end, follower.is_gone = log_end, False
+        follower.has_fetched.set()
         self._queue.push(
             events.follower_progress(
                 self._partition, replica_id, log_end, log_start_offset=log_start, leader_epoch=self._epoch
@@ -69,6 +72,11 @@ class Membership:
         )
         if replica_id not in self.in_sync and log_end >= high_watermark:
             await self._try_join(replica_id)
+
+    async def all_have_fetched(self) -> None:
+        """Wait until every follower has connected. The leader does not notice the end of one that never did."""
+        for follower in self._followers.values():
+            await follower.has_fetched.wait()
 
     def lost(self, replica_id: int) -> None:
         """A follower's connection ended: it leaves the set at once, and waits continue without it."""

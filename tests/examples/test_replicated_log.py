@@ -87,6 +87,12 @@ def test_lost_answers_repeat_only_records_without_sequence_numbers(odd_lines: Pa
     )
 
 
+def test_follower_killed_as_soon_as_it_started_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "few lines"
+    path.write_bytes(b"\n".join([b"%d" % number for number in range(8)]))
+    assert run_demo("--input", str(path), "--kill-follower").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [(None, "No such file"), (b"", "0 lines"), (b"1\n2\n", "at least 8")],
