@@ -151,6 +151,7 @@ class Host:
     def acknowledge(self, session: Session, sequence: int) -> None:
         """Drop a session's results up to `sequence`. Raises `RpcError` if no result has had that number yet."""
         session.acknowledge(sequence)
+        session.acknowledged_ms = self.time.now_ms()
         self.listeners.acknowledged(session)
 
     # The engine.

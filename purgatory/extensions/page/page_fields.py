@@ -102,6 +102,7 @@ def session_fields(host: Host, session: Session) -> dict[str, Any]:
         "callback": None if session.callback is None else session.callback.url,
         "pending": int(session.owner.pending),
         "unacknowledged": session.outbox.unacknowledged,
+        "acknowledged_ms": None if session.acknowledged_ms is None else now_ms - session.acknowledged_ms,
         "held_bytes": session.outbox.held_bytes,
         "registered": int(session.owner.highest_operation_id),
         "results": session.outbox.last_sequence,

@@ -77,6 +77,8 @@ class Session:
         """Set before anything is registered. The daemon then sends the results itself, and no client reads them."""
         self.last_used_ms = now_ms
         self.connected_ms = now_ms
+        self.acknowledged_ms: int | None = None
+        """When results were acknowledged last; None: not since this daemon knows the session."""
         """Time at which the current stream was attached."""
         self.dropped = False
         self.has_unary_callers = False

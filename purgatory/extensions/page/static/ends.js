@@ -58,8 +58,8 @@ export function showEnds(page) {
   };
   page.add(element("h1", {}, "Recently ended"),
     element("p", { class: "lead" }, "Operations that expire or fail while a page is open (at most fifty per second), and some of the satisfied ones. The archive contains all of them."),
-    element("form", { class: "search", role: "search", onsubmit: (event) => event.preventDefault() }, element("label", { for: "outcome" }, "Outcome"), outcome,
-      element("label", { for: "kind" }, "Kind"), kind, element("label", { for: "search" }, "Name contains"), name, table.holding()),
+    element("form", { class: "search", role: "search", onsubmit: (event) => event.preventDefault() }, element("span", { class: "whole" }, element("label", { for: "outcome" }, "Outcome"), " ", outcome),
+      element("span", { class: "whole" }, element("label", { for: "kind" }, "Kind"), " ", kind), element("label", { for: "search" }, "Name contains"), name, table.holding()),
     table.element);
   ask();
 }

@@ -77,7 +77,7 @@ export function showNow(page) {
     const late = picture.kinds.map((kind) => picture.times[`lateness ${kind.kind}`]).filter(Boolean);
     const latest = (share) => within(worst(late.map((one) => one[share])));
     figures.show("lateness p99", latest("p99"), late.length ? `p50 ${latest("p50")}` : "nothing expired recently");
-    figures.show("event loop lag p99", within(picture.times.lag?.p99), `longest stall ${picture.longest_hold_ms.toFixed(1)} ms`);
+    figures.show("event loop lag p99", within(picture.times.lag?.p99), `longest call ${duration(picture.longest_hold_ms)}`);
     figures.show("sessions", count(picture.sessions), `${count(picture.connected)} connected, ${count(picture.unacknowledged)} unacknowledged results`);
     setText(known, `operations pending; ${count(picture.partitions)} partitions and ${count(picture.keys)} keys known${picture.fleet && `; ${picture.fleet}`}`);
     files.show(Object.entries(picture.files), (row) => row[0]);

@@ -75,7 +75,7 @@ export function followPending(page, caption, fixed, take) {
   table.onSort = (order) => select({ order });
   late.addEventListener("change", () => select({ late: late.checked ? "1" : "" }));
   const filter = element("p", { class: "search" }, element("label", { for: "kind" }, "Kind"), kind,
-    late, element("label", { for: "late" }, "Only those that will be too late"), table.holding());
+    element("span", { class: "whole" }, late, " ", element("label", { for: "late" }, "Only those that will be too late")), table.holding());
   ask();
   return { table, filter, select };
 }

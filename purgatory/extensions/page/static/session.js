@@ -48,7 +48,7 @@ export function showSession(page) {
     figures.show("principal", visible(now.principal) || "–");
     figures.show("connection", now.connected ? duration(now.connected_ms) : `away ${duration(now.idle_ms)}`, now.callback ? "by the callback" : "");
     figures.show("pending", count(now.pending), now.pending > now.waits.length ? `${count(now.waits.length)} shown` : "");
-    figures.show("unacknowledged", count(now.unacknowledged), now.unacknowledged > now.unread.length ? `${count(now.unread.length)} shown` : "");
+    figures.show("unacknowledged", count(now.unacknowledged), now.acknowledged_ms === null ? "none acknowledged so far" : `last acknowledgement ${duration(now.acknowledged_ms)} ago`);
     figures.show("registered up to", count(now.registered));
     figures.show("results", count(now.results));
     figures.show("held", `${count(now.held_bytes / 1_000)} kB`, "by results");

@@ -15,7 +15,7 @@ export function showSessions(page) {
     { title: "Pending", number: true, cell: (row) => count(row.pending) },
     { title: "Results", number: true, cell: (row) => count(row.results) },
     { title: "Unacknowledged", number: true, cell: (row) => count(row.unacknowledged) },
-    { title: "Oldest unacknowledged", number: true, cell: (row) => (row.unacknowledged ? `no. ${count(row.results - row.unacknowledged + 1)}` : "–") },
+    { title: "Last acknowledgement", number: true, cell: (row) => (row.acknowledged_ms === null ? "none" : `${duration(row.acknowledged_ms)} ago`) },
   ], "No matching session.");
   page.add(element("h1", {}, "Sessions"), found,
     element("form", { class: "search", role: "search", onsubmit: (event) => event.preventDefault() }, element("label", { for: "search" }, "Id contains"), search),
