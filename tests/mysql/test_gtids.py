@@ -71,14 +71,15 @@ def test_text_that_is_not_one_gtid_is_refused(text: str) -> None:
 
 
 class Group(GtidGroup):
-    """The servers "p" (UUID A) and "r" (UUID B), and their last marks."""
+    """The servers "p" and "r", their UUIDs (or the ids of servers of MariaDB), and their last marks."""
 
-    def __init__(self) -> None:
+    def __init__(self, p: str = A, r: str = B) -> None:
         super().__init__(("p", "r"), None, {}, {}, 0.0)
+        self._own = {"p": p, "r": r}
         self.marks: dict[str, int | None] = {}
 
     def see(self, server: str, text: str, now: float, blocks: str = "") -> None:
-        state = ServerState({"p": A, "r": B}[server], executed_of(text), blocks)
+        state = ServerState(self._own[server], executed_of(text), blocks)
         self.marks |= {one.topic: one.offset for one in self.observe(server, state, now)}
 
     def reason(self, mark: str, now: float) -> str:
@@ -112,3 +113,20 @@ def test_source_of_the_old_primary_no_longer_writes_once_another_does() -> None:
     group.see("r", f"{A}:1-8,{B}:1-2", 4.0)
     assert "no longer writes" in group.reason(f"r/{A}", 9.0)
     assert group.marks[f"r/{B}"] == 2
+
+
+def test_old_primary_that_returns_with_lost_writes_does_not_count_again_before_it_follows() -> None:
+    group = Group("1", "2")
+    group.see("p", "0-1-22", 1.0)
+    group.see("r", "0-1-20", 1.0)
+    group.mark_stale("p", "down", 2.0)
+    group.see("r", "0-2-21", 3.0)
+    assert (group.marks["p/0"], group.marks["r/0"], group.origin("0")) == (0, 21, "r")
+    group.see("p", "0-1-22", 4.0)
+    group.mark_stale("r", "down", 5.0)
+    group.see("p", "0-1-22", 6.0)
+    assert (group.marks["p/0"], group.origin("0")) == (0, None)
+    assert "that of the group is 2" in group.reason("p/0", 6.0)
+    group.see("p", "0-2-21", 7.0)
+    group.see("p", "0-1-22", 8.0)
+    assert (group.marks["p/0"], group.origin("0")) == (22, "p")

@@ -118,9 +118,11 @@ async def test_waits_over_3000_writes_never_end_before_a_late_replica_has_the_ro
     uri, prefix = address_of(servers)
     async with publishing(shared_daemon, uri) as client:
         await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= 0 and not mark.stale_reason)
-        for _ in range(30):
-            number = await asyncio.to_thread(p.write, 100)
+        await asyncio.to_thread(r1.query, "STOP SLAVE", "CHANGE MASTER TO master_delay=1", "START SLAVE")
+        for _ in range(10):
+            number = await asyncio.to_thread(p.write, 300)
             rows = await asyncio.to_thread(p.written)
+            assert await asyncio.to_thread(r1.written) < rows
             assert (await client.produce({f"{prefix}/r1/0": number}, timeout=60)).satisfied
             assert await asyncio.to_thread(r1.written) >= rows
         ends = await client.ends([f"{prefix}/all/0"])

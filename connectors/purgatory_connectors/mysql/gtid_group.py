@@ -57,6 +57,8 @@ class _Source:
     derived: dict[str, StaleMark] = field(default_factory=dict)
     """Derived marks that cannot be seen."""
     writer: str = ""
+    replaced: set[str] = field(default_factory=set)
+    """Earlier writers that have not been seen to follow since. What they wrote last may be lost."""
     lineage: int = 0
     moved_at: float = 0.0
 
@@ -163,6 +165,8 @@ class GtidGroup:
     def _find_writer(self, key: str, source: _Source) -> bool:
         """Find the server that writes now. Returns whether it has replaced another one."""
         seen = {name: one for name in self._servers if (one := self._executed(name, key)) and one.writer}
+        source.replaced -= {self._servers[name].own for name, one in seen.items() if one.writer == source.writer}
+        seen = {name: one for name, one in seen.items() if one.writer not in source.replaced}
         if not seen or any(self._writes(name, key) for name in seen):
             return False
         # A server that has written the newest transaction itself is the primary, or was one.
@@ -171,6 +175,8 @@ class GtidGroup:
         if before == writer or (before and any(one.stale == _UNSEEN for one in self._servers.values())):
             return False
         source.writer = writer
+        if before:
+            source.replaced.add(before)
         return bool(before)
 
     def _was_reset(self, key: str, source: _Source) -> bool:
