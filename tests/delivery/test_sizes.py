@@ -40,12 +40,13 @@ ELSEWHERE: Final = {
     "purgatory/service/translate/batch_limits.py": "EVENTS_MAX ITEMS_MAX",
     # The engine, whose modules are compiled. Pages of operations with 1,000 items cross it below.
     "purgatory/engine/inspection.py": "ITEMS_PER_PAGE SLOTS_PER_RESULT",
-    # What is shown, and how much is looked at for it: no result depends on it.
+    # What is shown, how much is looked at for it, and how Spark joins: no result depends on it.
     "purgatory/cli/top.py": "ROWS_MAX",
     "purgatory/extensions/page/daemon_views.py": "COUNTED_AT_ONCE",
     "purgatory/extensions/page/ranked_waits.py": "NAMES_PER_SLICE SESSIONS_PER_SLICE",
     "purgatory/extensions/page/recent_ends.py": "ITEMS_MAX",
     "purgatory/service/access/audit.py": "LINES_AT_ONCE_MAX",
+    "pipeline/purgatory_pipeline/spark/tasks.py": "BROADCAST_ROWS_MAX",
     # Crossed by tests of their own: the archive's files and queue, ready gates, entries of a log, the write-ahead log,
     # HTTP bodies and error messages, stale waits, and what connectors read and send.
     "purgatory/extensions/archive/archive_listener.py": "QUEUE_ROWS_MAX",

@@ -144,7 +144,7 @@ def test_damaged_and_newer_files_are_refused_and_left_alone(tmp_path: Path) -> N
     newer = sqlite3.connect(path)
     newer.execute("PRAGMA user_version = 99")
     newer.close()
-    with pytest.raises(SourceRefused, match="newer version"):
+    with pytest.raises(SourceRefused, match="version 99; this program supports up to 1: upgrade it"):
         LineageStore(tmp_path)
 
 

@@ -19,7 +19,7 @@ from unittest import mock
 
 from purgatory_client import AsyncClient, Event, Outcome, Result, ResultColumns, events
 from purgatory_client.errors import Unavailable
-from purgatory_client.session import channel, pending_waits, session_core, session_driver
+from purgatory_client.session import channel, pending_waits, session_driver
 from purgatory_client.session.shards import Exchange
 
 from examples.free_ports import free_row
@@ -273,6 +273,5 @@ def run(history: History) -> None:
     with ExitStack() as stack, tempfile.TemporaryDirectory() as name:
         stack.enter_context(mock.patch.object(channel, "OPTIONS", tuple(options.items())))
         stack.enter_context(mock.patch.object(session_driver, "TURN", TURN_S))
-        for module in (pending_waits, session_core):
-            stack.enter_context(mock.patch.object(module, "GRACE", GRACE_S))
+        stack.enter_context(mock.patch.object(pending_waits, "GRACE", GRACE_S))
         asyncio.run(ShardsWorld(Path(name), history).run())
