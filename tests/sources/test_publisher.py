@@ -213,7 +213,7 @@ async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDa
     await eventually(lambda: "needs the role advance" in daemon.log)
 
 
-@pytest.mark.parametrize("given", ["kafka://me:hunter2@b", "mysql://b"])
+@pytest.mark.parametrize("given", ["kafka://me:hunter2@b", "oracle://b"])
 def test_daemon_refuses_an_address_that_cannot_be_used(start_daemon: StartDaemon, given: str) -> None:
     pattern = r"source: number 1: .*(no user or password|must begin with kafka://)"
     with pytest.raises(AssertionError, match=pattern) as caught:
