@@ -164,7 +164,7 @@ def test_views_continue_when_a_daemon_is_back_with_its_journal(
         watched_page(browser, first.http_address, expected=GONE, address="#/waits") as waits,
     ):
         now.wait_for_text("#pending", f"{WAITS + 1:,}")
-        operation.wait_for_text(".lead", "It is pending.")
+        operation.wait_for_text(".lead", "It is pending")
         waits.wait_for_text("#found", f"{WAITS + 1:,} operations wait on")
         assert first.stop() == 0
         for seen in (now, operation, waits):
@@ -174,7 +174,7 @@ def test_views_continue_when_a_daemon_is_back_with_its_journal(
         now.wait_for_text("#pending", f"{WAITS + 2:,}")
         waits.wait_for_text("#found", f"{WAITS + 2:,} operations wait on")
         operation.wait_live()
-        operation.wait_for_text(".lead", "It is pending.")
+        operation.wait_for_text(".lead", "It is pending")
         report(second, 300)
         operation.wait_for_text("#outcome", "satisfied")
         now.view("#/sessions")

@@ -2,6 +2,7 @@
 
 import { copying, element, Figures, setText, Table, titled } from "./elements.js";
 import { Paces, verdict } from "./estimates.js";
+import { reason } from "./pending.js";
 import { sessionLink } from "./session.js";
 import { count, duration, nameLink, nameText, offset, rate, shortId, spaced, timeOf, visible } from "./text.js";
 
@@ -44,8 +45,8 @@ export function showOperation(page) {
   page.follow("/page/live/operation", parameters, (row) => {
     const is_pending = row.state === "pending";
     figures.element.hidden = marks.hidden = false;
-    const held = row.held_back_by;
-    setText(lead, is_pending ? `It is pending.${held ? ` Held back: ${visible(held)}.` : ""}` : `It ended at ${timeOf(row.ended_at_ms)}.`);
+    const why = is_pending ? reason(row, paces) : "–";
+    setText(lead, is_pending ? `It is pending${why === "–" ? "" : `: ${why}`}.` : `It ended at ${timeOf(row.ended_at_ms)}.`);
     setText(outcome, is_pending ? "" : `Outcome: ${row.outcome}${row.lateness_ms > 0 ? `, ${duration(row.lateness_ms)} late` : ""}${whyEnded(row)}.`);
     outcome.className = is_pending ? "" : row.outcome === "satisfied" ? "good" : "bad";
     button.hidden = !is_pending || !parameters.session;
@@ -76,9 +77,10 @@ class Terms {
   show(row) {
     if (!row.required_terms) return;
     this.firstFailure = row.item_count - row.unless_count;
-    const fails = row.unless_count ? `, unless one of the ${count(row.unless_count)} at the end is` : "";
+    const last = row.unless_count === 1 ? "the last is" : `one of the last ${count(row.unless_count)} is`;
+    const fails = row.unless_count ? `; fails when ${last} true` : "";
     const left = row.item_count - row.items.length;
-    setText(this.element, `Satisfied when ${row.required_terms} of ${this.firstFailure} are true${fails}.${left ? ` ${count(left)} more are not shown.` : ""}`);
+    setText(this.element, `Satisfied when ${row.required_terms} of the first ${this.firstFailure} are true${fails}.${left ? ` ${count(left)} more are not shown.` : ""}`);
     this.element.hidden = false;
   }
 }

@@ -19,7 +19,7 @@ function estimate(row, paces) {
 }
 
 // Why an operation waits, with the name of the mark, how far it is, and how fast. The daemon names keys itself.
-function reason(row, paces) {
+export function reason(row, paces) {
   const item = row.awaited;
   const said = visible(row.held_back_by);
   if (!item || item.name[1] < 0 || item.reached_offset < 0 || said.includes(nameText(item.name))) return said || "–";
