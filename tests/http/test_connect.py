@@ -244,6 +244,15 @@ async def test_call_that_was_processed_ends_as_unavailable_and_says_so(is_grpc_w
     assert counted[CODES["UNAVAILABLE"]] == 1
 
 
+async def test_cancelled_call_is_answered_with_a_status_that_http_does_not_define() -> None:
+    """499, which the protocol has for it."""
+    async with serving_with_slow_disk() as caller:
+        calling = asyncio.create_task(caller.unary("Advance", APPLIED, wire.AdvanceResponse))
+        await eventually(lambda: caller.host.engine.partition_count == 1, "the event is applied")
+        await caller.site.end_requests(0.0)
+        assert (await calling).status.code == CODES["CANCELLED"]
+
+
 async def test_call_that_waits_for_its_turn_ends_as_not_processed() -> None:
     """With advice to repeat it."""
     async with serving_with_slow_disk() as caller:

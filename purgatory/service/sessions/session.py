@@ -77,9 +77,9 @@ class Session:
         """Set before anything is registered. The daemon then sends the results itself, and no client reads them."""
         self.last_used_ms = now_ms
         self.connected_ms = now_ms
-        self.acknowledged_ms: int | None = None
-        """When results were acknowledged last; None: not since this daemon knows the session."""
         """Time at which the current stream was attached."""
+        self.acknowledged_ms: int | None = None
+        """Time of the last acknowledgement; None: none since this daemon has known the session."""
         self.dropped = False
         self.has_unary_callers = False
         """Whether it was used by calls other than `Session` streams. The first answer on such a stream states whether
