@@ -137,7 +137,7 @@ def run_promptly() -> None:
     if number is not None and os.uname().sysname == "Linux":
         nice = os.getpriority(os.PRIO_PROCESS, 0)  # must be given, and stays as it is
         attributes = struct.pack("=IIQiIQQQ", 48, 0, KEEP_POLICY, nice, 0, SLICE_NS, 0, 0)
-        ctypes.CDLL(None).syscall(number, 0, attributes, 0)  # no matter if it is refused
+        ctypes.CDLL(None).syscall(number, 0, attributes, 0)  # if it is refused, nothing has changed
 
 
 BLOCKING_CALLS_MAX: Final = 64

@@ -3,10 +3,10 @@
     python -m bench.subjects.request_load  # then: run request-load rate=10000 count=50000 keys=100 p50_ms=20 p75_ms=30
 
 Requests arrive at a rate (Poisson; 0: as fast as possible), are watched on three of the keys, and are completed from
-outside after a log-normal time. Here, a request is a composite that waits for any of three marks to reach the time at
-which it is to be completed, in microseconds; at that time, the mark of one of its keys is reported. Arrivals and marks
-that are due are handed over together, as a client or a broker does that has several: on the next millisecond, or at
-once when the last batch has taken longer.
+outside after a log-normal time. Here, a request is a composite that waits for any of three marks to reach the time of
+its completion, in microseconds; at that time, the mark of one of its keys is reported. Arrivals and marks that are due
+are handed over together, as a client or a broker does that has several: on the next millisecond, or at once when the
+last batch has taken longer.
 """
 
 import asyncio

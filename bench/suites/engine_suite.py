@@ -8,7 +8,7 @@ from bench.measure.lab import Lab
 from bench.measure.pairing import Figure, Measure
 from bench.measure.processes import ROOT, Worker, run_of
 
-__all__ = ["engine", "memory", "python_versions", "timers", "uneven"]
+__all__ = ["engine", "memory", "python_versions", "requests", "timers", "uneven"]
 
 ENGINE: Final = "bench.subjects.engine_runs"
 PATTERNS: Final = "bench.subjects.engine_patterns"

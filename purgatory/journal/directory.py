@@ -78,7 +78,7 @@ class Directory:
 
     def _identities(self) -> list[tuple[int, int]]:
         # With the log: commits are appended to it, and once its name is gone, the next daemon does not find them.
-        # The folder itself needs no look: they are found through it.
+        # The folder itself is not checked: these files are found through it.
         paths = (self.path / LOCK, self.database, self.path / f"{DATABASE}-wal")
         return [(status.st_dev, status.st_ino) for status in map(os.stat, paths)]
 

@@ -274,7 +274,7 @@ def _prepare(database: sqlite3.Connection, name: str) -> None:
         f"journal_size_limit = {WAL_PAGES_KEPT * PAGE_BYTES}",
         "busy_timeout = 5000",
         "temp_store = MEMORY",
-        # Some builds of SQLite overwrite what is deleted, and write a page for that which would not be written.
+        # Some builds of SQLite overwrite deleted content with zeros, and write further pages only for that.
         "secure_delete = FAST",
     )
     for pragma in pragmas:

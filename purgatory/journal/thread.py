@@ -46,7 +46,7 @@ class JournalThread:
         self._must_reopen = False
         self._must_rewrite = False
         self._logged = ""
-        """The reason of the last failure, until the disk works again: an attempt that fails alike is not logged."""
+        """Reason for the last failure; empty once the disk works again. Further failures for it are not logged."""
         self._is_lost = False
         """The files were found to be removed or replaced; reported once."""
         self._groups_unmaintained = 0

@@ -19,8 +19,8 @@ LOGGED_NS: Final = 20_000_000
 LOG_INTERVAL_NS: Final = 10_000_000_000
 """but at most once in this interval."""
 READING_NS: Final = 1_000_000
-"""A reading of the processor time serves for this long: each is a system call. A stall may be counted as longer by as
-much.
+"""A reading of the processor time is used for this long, because each is a system call. So a stall may be measured as
+up to this much longer.
 """
 
 CALLS: Final = (

@@ -109,7 +109,7 @@ class HttpAcceptor:
 FOREIGN_SITES: Final = frozenset(("cross-site", "same-site"))
 FOREIGN_PAGE: Final = "requests from pages of other sites are refused; names of this daemon: see http.allowed_hosts\n"
 HOSTS_KEPT: Final = 8
-"""A caller's name of the host may have 64 kB."""
+"""Few, because a name that a caller sends may have 64 kB."""
 WRONG_HOST: Final = "the Host header must be localhost, an IP address, or one of http.allowed_hosts\n"
 
 

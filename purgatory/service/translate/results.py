@@ -268,7 +268,7 @@ def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: Re
 def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, fetched: int) -> None:
     """Write one result into an empty message. Its items start at `item`, and those of a fetch at `fetched`."""
     completions, kind = part.completions, part.kind
-    # Without those that are 0, as they are when the message is new.
+    # Zeros are left out: fields of a new message are 0 already.
     values = [*map(getitem, ROW_COLUMNS_OF(completions), repeat(place))]
     for name, value in compress(zip(ROW_NAMES, values, strict=True), values):
         setattr(row, name, value)
