@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from playwright.sync_api import Page
+from purgatory_client.partition_names import WHOLE_PREFIXES
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
@@ -111,6 +112,19 @@ def test_each_wait_ends_exactly_once_over_a_connection_that_is_cut(
         lines = ended()
     assert as_expected(lines) == expected_lines(WAITS)
     assert operations_of(shared_daemon) - before == Counter(registered=WAITS, satisfied=WAITS)
+
+
+@pytest.mark.parametrize(
+    ("path", "separator"),
+    [
+        ("go/waits.go", '", "'),
+        ("java/src/main/java/purgatory/client/Condition.java", "|"),
+        ("typescript/src/waits.ts", "|"),
+    ],
+)
+def test_client_has_the_same_names_without_partitions_as_that_in_python(path: str, separator: str) -> None:
+    kinds = separator.join(prefix.rstrip("/") for prefix in WHOLE_PREFIXES)
+    assert kinds in (CLIENTS / path).read_text("utf-8")
 
 
 # TypeScript.

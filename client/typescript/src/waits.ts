@@ -7,7 +7,7 @@ import { Outcome, type Result } from "./gen/purgatory/v1/result_pb.js";
 export { Code, Outcome };
 
 /** Names of sources without partitions, which may contain dashes. */
-const WHOLE = /^(pg|redis|poll)\//;
+const WHOLE = /^(pg|mysql|redis|poll)\//;
 /** Kafka's REQUEST_TIMED_OUT: also of terms that were not needed. */
 const NOT_IN_TIME = 7;
 

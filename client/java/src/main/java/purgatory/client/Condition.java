@@ -17,7 +17,7 @@ import purgatory.v1.TopicPartition;
 /** Something to wait for: a mark, a signal, or several of them. Import its methods statically. */
 public interface Condition {
   /** Names of sources without partitions, which may contain dashes. */
-  Pattern WHOLE = Pattern.compile("(?:pg|redis|poll)/.*");
+  Pattern WHOLE = Pattern.compile("(?:pg|mysql|redis|poll)/.*");
 
   Pattern PARTITION = Pattern.compile("(.+)-(\\d{1,9})");
 
