@@ -5,7 +5,7 @@
 Kafka's coordinator keeps three of its delayed operations for this. Here each is a class of a few lines:
 
 - `InitialDelayedJoin` waits for an empty group to fill, so that the first member does not get all partitions for being
-  the first. It ends by its timeout alone; if somebody has joined meanwhile, another one follows.
+  the first. It ends by its timeout alone; if another member has joined, another one follows.
 - `DelayedJoin` answers the members once all of them have joined again. At the rebalance timeout, those that have not
   are removed, and the others are answered.
 - `DelayedHeartbeat` removes a member that has been silent for its session timeout.

@@ -50,8 +50,8 @@ def path(deadline_ms: int, wheel: TimingWheel) -> Iterator[tuple[int, int, int]]
     assert wheel.add(SLOT, deadline_ms), f"{deadline_ms} ms is due already"
     fired: list[int] = []
     while not fired:
-        yield wheel.bucket_of(SLOT)
         place = wheel.bucket_of(SLOT)
+        yield place
         while not fired and wheel.bucket_of(SLOT) == place:
             wheel.advance(wheel.next_expiration_ms(), ALL, fired)
     assert wheel.now_ms == deadline_ms, f"fired at {wheel.now_ms} ms"

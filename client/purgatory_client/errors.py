@@ -46,7 +46,7 @@ _NOT_CONNECTED: Final = re.compile(
     r"(?:failed to connect to all addresses|connections to all backends failing); last error: [A-Z_]+: "
     r"(?:ipv.:(\S+: ))?(?:Failed to connect to remote host: )?|errors resolving \S+: \[field:hostname lookup error:"
 )
-"""What gRPC puts before the reason for which no connection could be made."""
+"""gRPC's words before the reason why no connection could be made."""
 _REASONS: Final = {
     HTTP1: WRONG_PORT,
     "Hostname ": "its certificate is for another host: connect to a name in the certificate",
@@ -254,7 +254,7 @@ def reason_of(details: str | None) -> str:
 
 
 def meaning_of(reason: str) -> str:
-    """What the reason for which a connection could not be made means for the caller; the reason itself if unknown."""
+    """Explain to the caller why no connection could be made. Returns the reason itself if it is not a known one."""
     return next((meaning for part, meaning in _REASONS.items() if part in reason), reason)
 
 

@@ -1,4 +1,4 @@
-"""`--lose-answers`: producers whose requests and answers get lost, and what their retries do to a log.
+"""`--lose-answers`: producers whose requests and answers get lost, and the effect of their retries on a log.
 
 A producer that hears nothing in time sends again. If only the answer was lost, the record is then in the log twice; if
 the request was lost, it is behind records that were sent after it. Three kinds of producer send the same records by key
@@ -41,7 +41,7 @@ RETRY_S: Final = 0.25
 """A producer sends a record again that was not acknowledged after this time."""
 FAULTS: Final = {2: "request lost", 7: "answer lost", 12: "answer late"}
 FAULTS_EVERY: Final = 16
-"""What happens when the record with this sequence number, modulo `FAULTS_EVERY`, is sent for the first time."""
+"""Faults by sequence number, modulo `FAULTS_EVERY`: each record meets its own when it is sent for the first time."""
 
 
 class Producer(NamedTuple):
@@ -142,7 +142,7 @@ async def produce_with_retries(stream: LossyStream, records: list[bytes], produc
 
 
 class Retries(NamedTuple):
-    """What all partitions share. `lines` are dealt to keys in turn, and a key decides the partition."""
+    """State that all partitions share. `lines` are dealt to keys in turn, and a key decides the partition."""
 
     client: AsyncClient
     queue: EventQueue

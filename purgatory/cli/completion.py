@@ -107,6 +107,9 @@ operations_argument: Final = partial(
     nargs=-1,
     shell_complete=from_daemon(_operations),
 )
+marks_argument: Final = partial(
+    click.argument, "marks", nargs=-1, required=True, metavar="MARK...", shell_complete=topics
+)
 KIND: Final = click.option(
     "--kind", type=kind_of, metavar="KIND", shell_complete=choice(KINDS), help=f"Only this kind: {', '.join(KINDS)}."
 )

@@ -15,7 +15,7 @@ import click
 from purgatory_client.errors import meaning_of
 
 from purgatory.cli import render
-from purgatory.cli.completion import topics
+from purgatory.cli.completion import marks_argument
 from purgatory.cli.connection_options import JSON
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import TIMEOUT, UsageError
@@ -40,14 +40,7 @@ AGAIN: Final = {NO_ANSWER, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_R
 
 @click.command(cls=Command)
 @click.argument("name", metavar="NAME", help="Name of the gate: the pod or service that waits.")
-@click.argument(
-    "marks",
-    nargs=-1,
-    required=True,
-    metavar="MARK...",
-    shell_complete=topics,
-    help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.",
-)
+@marks_argument(help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.")
 @TIMEOUT
 @click.option(
     "--http",

@@ -1,5 +1,5 @@
-"""`purgatory wait`: one wait for partitions, keys, both together, or a token. `purgatory caught-up`: one for all that
-was written so far, or before a time, without knowing the end offsets.
+"""`purgatory wait`: one wait for partitions, keys, both together, or a token. `purgatory caught-up`: a wait for
+everything written so far, or before a time, without knowing the end offsets.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from purgatory_client.results import Result, already_satisfied
 from purgatory_client.sources.position_tokens import FORMS, Positions
 
 from purgatory.cli import parsing, render
+from purgatory.cli.completion import marks_argument
 from purgatory.cli.completion import targets as complete_targets
-from purgatory.cli.completion import topics
 from purgatory.cli.connection_options import WAITS, client_command
 from purgatory.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory.command_line import NUMBER, Whole
@@ -30,14 +30,7 @@ def _as_of(text: str) -> datetime:
 
 
 @client_command(WAITS)
-@click.argument(
-    "marks",
-    nargs=-1,
-    required=True,
-    metavar="MARK...",
-    shell_complete=topics,
-    help="Marks without partition numbers: kafka/GROUP/TOPIC, kafka/TOPIC, pg/NAME/SERVER.",
-)
+@marks_argument(help="Marks without partition numbers: kafka/GROUP/TOPIC, kafka/TOPIC, pg/NAME/SERVER.")
 @parsing.TIMEOUT
 @parsing.flag("--token", help="Print the current end positions for `purgatory wait TOKEN` instead of waiting.")
 @click.option(

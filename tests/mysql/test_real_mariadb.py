@@ -5,13 +5,14 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pymysql
 import pytest
+from purgatory_client import AsyncClient
 from purgatory_client.sources.gtids import position_of_gtid
 from purgatory_connectors.cli import open_source
 from purgatory_connectors.mysql.mysql_source import MysqlSource
@@ -104,10 +105,15 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         yield found
 
 
-def address_of(servers: Servers) -> tuple[str, str]:
-    """The address of the source, and the prefix of its marks."""
+@asynccontextmanager
+async def following(daemon: DaemonProcess, servers: Servers) -> AsyncIterator[tuple[AsyncClient, str]]:
+    """A client of the daemon, and the prefix of the marks, once the source has read all servers."""
     name = str(servers["p"].port)
-    return f"mysql://{','.join(one.address for one in servers.values())}?name={name}&{FAST}", f"mysql/{name}"
+    uri = f"mysql://{','.join(one.address for one in servers.values())}?name={name}&{FAST}"
+    async with publishing(daemon, uri) as client:
+        prefix = f"mysql/{name}"
+        await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= 0 and not mark.stale_reason)
+        yield client, prefix
 
 
 @pytest.mark.slow
@@ -115,9 +121,7 @@ async def test_waits_over_3000_writes_never_end_before_a_late_replica_has_the_ro
     shared_daemon: DaemonProcess, servers: Servers
 ) -> None:
     p, r1, r2 = servers.values()
-    uri, prefix = address_of(servers)
-    async with publishing(shared_daemon, uri) as client:
-        await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= 0 and not mark.stale_reason)
+    async with following(shared_daemon, servers) as (client, prefix):
         await asyncio.to_thread(r1.query, "STOP SLAVE", "CHANGE MASTER TO master_delay=1", "START SLAVE")
         for _ in range(10):
             number = await asyncio.to_thread(p.write, 300)
@@ -135,9 +139,7 @@ async def test_replica_that_stops_applying_holds_all_but_not_any(
     shared_daemon: DaemonProcess, servers: Servers
 ) -> None:
     p, _, r2 = servers.values()
-    uri, prefix = address_of(servers)
-    async with publishing(shared_daemon, uri) as client:
-        await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= 0 and not mark.stale_reason)
+    async with following(shared_daemon, servers) as (client, prefix):
         await asyncio.to_thread(r2.query, "STOP SLAVE SQL_THREAD")
         number = await asyncio.to_thread(p.write)
         assert (await client.produce({f"{prefix}/any/0": number}, timeout=60)).satisfied
@@ -158,9 +160,7 @@ async def test_promotion_that_loses_writes_fails_waits_of_the_old_history(
 ) -> None:
     """All marks of the domain get a new epoch, and what only the old primary had is not taken for anything new."""
     p, r1, r2 = servers.values()
-    uri, prefix = address_of(servers)
-    async with publishing(shared_daemon, uri) as client:
-        await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= 0 and not mark.stale_reason)
+    async with following(shared_daemon, servers) as (client, prefix):
         for one in (r1, r2):
             await asyncio.to_thread(one.query, "STOP SLAVE")
         lost = await asyncio.to_thread(p.write, 20)
@@ -186,18 +186,15 @@ async def test_promotion_that_loses_writes_fails_waits_of_the_old_history(
 @pytest.mark.slow
 async def test_reset_primary_begins_a_new_history(shared_daemon: DaemonProcess, servers: Servers) -> None:
     p = servers["p"]
-    uri, prefix = address_of(servers)
-    async with publishing(shared_daemon, uri) as client:
+    async with following(shared_daemon, servers) as (client, prefix):
         number = await asyncio.to_thread(p.write, 20)
         before = await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= number)
         await asyncio.to_thread(p.query, "RESET MASTER")
         assert await asyncio.to_thread(p.write) < number
         after = await until_mark(client, f"{prefix}/all/0", lambda mark: mark.leader_epoch > before.leader_epoch)
         assert after.high_watermark < number
-        assert (
-            "before the reset"
-            in (await until_mark(client, f"{prefix}/r1/0", lambda mark: bool(mark.stale_reason))).stale_reason
-        )
+        stale = await until_mark(client, f"{prefix}/r1/0", lambda mark: bool(mark.stale_reason))
+        assert "before the reset" in stale.stale_reason
 
 
 @pytest.mark.slow

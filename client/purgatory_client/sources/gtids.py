@@ -13,11 +13,11 @@ from purgatory_client.errors import InvalidRequest
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TAG: Final = re.compile(r"[a-z_][a-z0-9_]{0,31}")
 _INTERVAL: Final = re.compile(r"([0-9]{1,19})(?:\s*-\s*([0-9]{1,19}))?", re.ASCII)
-_MARIADB: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10})-([0-9]{1,20})", re.ASCII)
+_MARIADB: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10})-([0-9]{1,20})")
 
 
 class Executed(NamedTuple):
-    """What a server has executed of a source.
+    """The transactions of a source that a server has executed.
 
     Attributes:
         position: All transactions from the first to this one; 0 if it lacks the first.
@@ -31,7 +31,7 @@ class Executed(NamedTuple):
 
 
 def executed_of(text: str) -> Mapping[str, Executed]:
-    """What a server has executed, by source: "UUID", "UUID:TAG", or the number of a domain.
+    """The transactions that a server has executed, by source: "UUID", "UUID:TAG", or the number of a domain.
 
     Args:
         text: `@@gtid_executed` of MySQL, or `@@gtid_current_pos` of MariaDB.

@@ -1,4 +1,4 @@
-"""What servers have executed of each source of transactions, and the marks derived from it. No I/O.
+"""The transactions of each source that servers have executed, and the marks derived from them. No I/O.
 
 On MySQL a source is a server's UUID, so a promotion begins another source and the numbers of the old one keep their
 meaning. They lose it only if the server that writes them forgets some (RESET, a crash without `sync_binlog`). On
@@ -41,7 +41,7 @@ class _Server:
 
 @dataclass(slots=True)
 class _Share:
-    """What counts of a server's executed transactions of a source."""
+    """The position of a server in a source, as far as it counts."""
 
     position: int
     counted_at: float
@@ -58,7 +58,7 @@ class _Source:
     """Derived marks that cannot be seen."""
     writer: str = ""
     replaced: set[str] = field(default_factory=set)
-    """Earlier writers that have not been seen to follow since. What they wrote last may be lost."""
+    """Earlier writers that have not been seen to follow since. Their last transactions may be lost."""
     lineage: int = 0
     moved_at: float = 0.0
 
@@ -111,7 +111,7 @@ class GtidGroup:
         return self._settle(now)
 
     def stale(self, wanted: frozenset[str], now: float) -> list[StaleMark]:
-        """The marks that cannot be seen. Sources that no longer write are told only of `wanted` marks."""
+        """The marks that cannot be seen. Of sources that no longer write, only `wanted` ones."""
         marks = [
             StaleMark(f"{name}/", one.seen_at, one.stale, True) for name, one in self._servers.items() if one.stale
         ]
@@ -120,10 +120,10 @@ class GtidGroup:
             for name, share in source.shares.items():
                 if share.stale and not self._servers[name].stale:
                     marks.append(StaleMark(f"{name}/{key}", share.counted_at, share.stale))
-        told = {one.mark for one in marks}
-        for mark in wanted - told:
-            if ended := self._why_ended(mark.partition("/")[2], now):
-                marks.append(StaleMark(mark, self._sources[mark.partition("/")[2]].moved_at, ended))
+        for mark in wanted - {one.mark for one in marks}:
+            key = mark.partition("/")[2]
+            if ended := self._why_ended(key, now):
+                marks.append(StaleMark(mark, self._sources[key].moved_at, ended))
         return marks
 
     def origin(self, key: str) -> str | None:
@@ -224,12 +224,11 @@ class GtidGroup:
         source = self._sources.get(key)
         if source is None or self.origin(key) is not None:
             return ""
-        after = [own for own, at in self._wrote_at.items() if at > source.moved_at and own != source.writer]
-        if "-" not in source.writer or not after:
+        after = {own: at for own, at in self._wrote_at.items() if at > source.moved_at and own != source.writer}
+        is_uuid = "-" in source.writer  # a domain of MariaDB goes on under another server
+        if not is_uuid or not after or now - min(after.values()) < _ENDED_S:
             return ""
-        if now - min(self._wrote_at[own] for own in after) < _ENDED_S:
-            return ""
-        return f"this source no longer writes; {' and '.join(sorted(after))} does"
+        return f"this source no longer writes; newer transactions are of {' and '.join(sorted(after))}"
 
     def _marks(self, key: str, source: _Source, now: float, *, is_new: bool) -> list[Observation]:
         marks = {name: share.position for name, share in source.shares.items()}

@@ -18,7 +18,13 @@ from purgatory_connectors.errors import SourceStale
 from purgatory_connectors.mysql.gtid_group import GtidGroup, ServerState
 from purgatory_connectors.publisher.mark_rules import DERIVED, StaleMark
 from purgatory_connectors.publisher.observation import End, Observation
-from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
+from purgatory_connectors.publisher.polled_source import (
+    POLL_OPTIONS,
+    POSITION_MAX,
+    PolledSource,
+    Unreadable,
+    named_servers,
+)
 
 _SOURCES_MAX: Final = 1_000
 _TLS: Final = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity")
@@ -87,17 +93,13 @@ class MysqlSource(PolledSource[ServerState]):
 
     def __init__(self, uri: SourceUri) -> None:
         uri = uri.merged("PURGATORY_MYSQL_")
-        servers = uri.listed("servers") or uri.hosts
-        names = {name for name in servers if name not in DERIVED and "/" not in name}
-        if not len(servers) == len(uri.hosts) == len(names):
-            raise SourceUriInvalid(
-                f"source {uri.text!r}: servers={','.join(servers)!r}; give a different name to each of the "
-                f"{len(uri.hosts)} hosts, without a slash, other than {', '.join(DERIVED)}"
-            )
+        hosts = named_servers(uri)
+        if any("/" in name for name in hosts):  # the source of transactions follows the slash
+            raise SourceUriInvalid(f"source {uri.text!r}: servers={','.join(hosts)!r}; a name has no slash")
         options = {name.replace(".", "_"): value for name, value in uri.options.items()}
         for name in options.keys() - {*POLL_OPTIONS, *_TLS, "servers", "quorum", "user", "password"}:
             raise SourceUriInvalid(f"source {uri.text!r}: unknown option {name!r}; TLS has {', '.join(_TLS)}")
-        super().__init__("mysql", uri, servers, poll_ms=20)
+        super().__init__("mysql", uri, tuple(hosts), poll_ms=20)
         self._quorum: Final = uri.number("quorum", None)
         login: dict[str, Any] = {
             "user": options.get("user"),
@@ -107,12 +109,10 @@ class MysqlSource(PolledSource[ServerState]):
         for name in options.keys() & set(_TLS):
             login[name] = options[name] == "true" if "verify" in name else options[name]
         login |= {f"{name}_timeout": self._timeout_s for name in ("connect", "read", "write")}
-        self._readers: Final = {
-            name: ServerReader({**login, **_place(uri, host)}) for name, host in zip(servers, uri.hosts, strict=True)
-        }
+        self._readers: Final = {name: ServerReader({**login, **_place(uri, host)}) for name, host in hosts.items()}
         # One thread each: a question waits there until an earlier one, whose time was up, has ended.
-        self._threads: Final = {name: ThreadPoolExecutor(1, f"mysql-{name}") for name in servers}
-        self._group = GtidGroup(servers, self._quorum, {}, {}, 0.0)
+        self._threads: Final = {name: ThreadPoolExecutor(1, f"mysql-{name}") for name in hosts}
+        self._group = GtidGroup(tuple(hosts), self._quorum, {}, {}, 0.0)
 
     async def read(self, target: str) -> ServerState:
         return await asyncio.get_running_loop().run_in_executor(self._threads[target], self._readers[target].read)

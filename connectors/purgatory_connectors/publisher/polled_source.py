@@ -38,6 +38,17 @@ class Unreadable(SourceStale):
         self.is_refused: Final = is_refused
 
 
+def named_servers(uri: SourceUri) -> dict[str, str]:
+    """The hosts of an address by the names that the option `servers` gives them. Raises SourceUriInvalid."""
+    names = uri.listed("servers") or uri.hosts
+    if len(names) != len(uri.hosts) or len(set(names) - set(DERIVED)) != len(names):
+        raise SourceUriInvalid(
+            f"source {uri.text!r}: servers={','.join(names)!r}; give a different name to each of the "
+            f"{len(uri.hosts)} hosts, other than {', '.join(DERIVED)}"
+        )
+    return dict(zip(names, uri.hosts, strict=True))
+
+
 class PolledSource(Source, Generic[Reading]):
     """Asks each target with `read` and passes the answer to `apply`.
 

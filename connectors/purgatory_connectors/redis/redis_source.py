@@ -18,7 +18,13 @@ from purgatory.source_uri import SourceUri, SourceUriInvalid
 from purgatory_connectors.errors import SourceStale
 from purgatory_connectors.publisher.mark_rules import DERIVED, StaleMark
 from purgatory_connectors.publisher.observation import End, Observation
-from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
+from purgatory_connectors.publisher.polled_source import (
+    POLL_OPTIONS,
+    POSITION_MAX,
+    PolledSource,
+    Unreadable,
+    named_servers,
+)
 from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
 
 ANSWER_BYTES_MAX: Final = 1 << 16
@@ -59,16 +65,11 @@ class RedisSource(PolledSource[ServerState]):
 
     def __init__(self, uri: SourceUri) -> None:
         uri = uri.merged("PURGATORY_REDIS_")
-        servers = uri.listed("servers") or uri.hosts
-        if len(servers) != len(uri.hosts) or len(set(servers) - set(DERIVED)) != len(servers):
-            raise SourceUriInvalid(
-                f"source {uri.text!r}: servers={','.join(servers)!r}; give a different name to each of the "
-                f"{len(uri.hosts)} hosts, other than {', '.join(DERIVED)}"
-            )
-        super().__init__("redis", uri, servers, poll_ms=20)
+        hosts = named_servers(uri)
+        super().__init__("redis", uri, tuple(hosts), poll_ms=20)
         self._quorum: Final = uri.number("quorum", None)
-        self._clients: Final = {one: _client(uri, host) for one, host in zip(servers, uri.hosts, strict=True)}
-        self._group = ReplicaGroup(servers, self._quorum, {}, (), 0.0)
+        self._clients: Final = {name: _client(uri, host) for name, host in hosts.items()}
+        self._group = ReplicaGroup(tuple(hosts), self._quorum, {}, (), 0.0)
 
     async def read(self, target: str) -> ServerState:
         try:
