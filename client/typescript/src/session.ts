@@ -9,7 +9,7 @@ import {
   GoingAway_Reason, PurgatoryService, type AdvanceReceipt, type SessionOpened,
 } from "./gen/purgatory/v1/purgatory_service_pb.js";
 import type { Result } from "./gen/purgatory/v1/result_pb.js";
-import { partitionOf, RefusedError, WaitResult, type Operation as OperationInit } from "./waits.js";
+import { offsetOf, partitionOf, RefusedError, WaitResult, type Operation as OperationInit } from "./waits.js";
 
 export * from "./waits.js";
 
@@ -180,7 +180,7 @@ export class Session {
 
   /** Reports that the high watermark of a partition has reached an offset. The receipt counts the waits that it ended. */
   async advance(partition: string, offset: number | bigint): Promise<AdvanceReceipt> {
-    const event = { case: "highWatermark" as const, value: { offset: BigInt(offset) } };
+    const event = { case: "highWatermark" as const, value: { offset: offsetOf(offset) } };
     return this.report({ topicPartition: partitionOf(partition), event });
   }
 
@@ -415,7 +415,13 @@ export class Session {
       if (!wait) continue;
       const leftMs = this.leftMs(wait);
       if (leftMs !== undefined && (wait.timeoutMs ?? 1) > 0) wait.operation.timeoutMs = BigInt(Math.max(1, leftMs));
-      const size = toBinary(OperationSchema, wait.operation).length + 8; // its tag and length
+      let size: number;
+      try {
+        size = toBinary(OperationSchema, wait.operation).length + 8; // its tag and length
+      } catch (error) {
+        this.refuse(wait.operation, Code.InvalidArgument, `it cannot be sent: ${error}`); // the others must not wait for it
+        continue;
+      }
       if (size > bytesMax) {
         const message = `an operation of ${size} bytes; the daemon accepts ${bytesMax}: split it`;
         this.refuse(wait.operation, Code.ResourceExhausted, message);

@@ -39,10 +39,10 @@ export class Several {
 
 /**
  * True when the high watermark of a partition such as "orders-3" has reached the offset, which is exclusive: wait for 42 to
- * see the record at 41. Throws RefusedError if that is not the name of a partition.
+ * see the record at 41. Throws RefusedError if that is not the name of a partition, or not an offset.
  */
 export function mark(partition: string, offset: number | bigint): Term {
-  const one = { topicPartition: partitionOf(partition), requiredOffset: BigInt(offset) };
+  const one = { topicPartition: partitionOf(partition), requiredOffset: offsetOf(offset) };
   return {
     term: { condition: { case: "mark", value: one } },
     condition: { case: "produce", value: { partitions: [one] } },
@@ -67,6 +67,12 @@ export function partitionOf(name: string): { topic: string; partition: number } 
   if (topic && Number(partition) < 2 ** 31) return { topic, partition: Number(partition) };
   const message = `"${name}" is not a partition; write the topic, a dash and the partition number, like "orders-3"`;
   throw new RefusedError(message, Code.InvalidArgument, "topic_partition");
+}
+
+/** A whole number of 64 bits: no other can be sent. */
+export function offsetOf(offset: number | bigint): bigint {
+  if (typeof offset === "bigint" ? BigInt.asIntN(64, offset) === offset : Number.isSafeInteger(offset)) return BigInt(offset);
+  throw new RefusedError(`${offset} is not a whole number of 64 bits`, Code.InvalidArgument, "offset");
 }
 
 function nameOf({ topic, partition }: TopicPartition): string {
