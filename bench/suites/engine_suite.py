@@ -13,6 +13,7 @@ __all__ = ["engine", "memory", "python_versions", "requests", "timers", "uneven"
 ENGINE: Final = "bench.subjects.engine_runs"
 PATTERNS: Final = "bench.subjects.engine_patterns"
 REQUESTS: Final = "bench.subjects.request_load"
+STREAM: Final = "bench.drivers.request_stream"
 CONDITIONS: Final = "bench.peers.conditions"
 TIMERS: Final = "bench.subjects.timers"
 DAEMON_SLOPE_KEYS: Final = 1_000
@@ -119,28 +120,35 @@ def python_versions(lab: Lab) -> None:
 
 
 def requests(lab: Lab) -> None:
-    """The load of Kafka's own benchmark of its purgatory: processor time of a request at two rates, and throughput."""
-    ours, kafka = lab.worker(REQUESTS), lab.jvm("kafka")
-    for rate in (10_000, 50_000):
-        work: dict[str, float] = {
-            "rate": rate,
-            "count": int(2 * rate * lab.scale.seconds),
-            "keys": 100,
-            "p50_ms": 20,
-            "p75_ms": 30,
-        }
-        name = f"engine/requests/rate={rate}"
+    """The load of Kafka's own benchmark of its purgatory, on the engine and through the daemon: processor time of a
+    request at two rates, and throughput.
+    """
+    kafka, process = lab.jvm("kafka"), lab.daemon()
+    subjects: dict[str, tuple[Worker, dict[str, str | float]]] = {
+        "engine": (lab.worker(REQUESTS), {}),
+        "service": (lab.worker(STREAM), {"address": process.address, "process_id": process.process_id}),
+    }
+    for subject, (ours, where) in subjects.items():
+        for rate in (10_000, 50_000):
+            work: dict[str, float] = {
+                "rate": rate,
+                "count": int(2 * rate * lab.scale.seconds),
+                "keys": 100,
+                "p50_ms": 20,
+                "p75_ms": 30,
+            }
+            name = f"{subject}/requests/rate={rate}"
+            lab.measure(
+                [Figure(f"{name}/cpu", "us", "cpu_us"), Figure(f"{name}/late-p99", "us", "late_p99_us")],
+                (subject, run_of(ours, "request-load", **where, **work)),
+                running({"kafka": kafka}, "request-load", **work),
+            )
+        work = {"rate": 0, "count": int(300_000 * lab.scale.seconds), "keys": 100, "p50_ms": 20, "p75_ms": 20.001}
         lab.measure(
-            [Figure(f"{name}/cpu", "us", "cpu_us"), Figure(f"{name}/late-p99", "us", "late_p99_us")],
-            ("engine", run_of(ours, "request-load", **work)),
+            [Figure(f"{subject}/requests/all-at-once", "ops/s")],
+            (subject, run_of(ours, "request-load", **where, **work)),
             running({"kafka": kafka}, "request-load", **work),
         )
-    work = {"rate": 0, "count": int(300_000 * lab.scale.seconds), "keys": 100, "p50_ms": 20, "p75_ms": 20.001}
-    lab.measure(
-        [Figure("engine/requests/all-at-once", "ops/s")],
-        ("engine", run_of(ours, "request-load", **work)),
-        running({"kafka": kafka}, "request-load", **work),
-    )
 
 
 def timers(lab: Lab) -> None:
