@@ -1,7 +1,8 @@
-"""The tables of the journal and their version. docs/durability.md describes each table."""
+"""The tables of the journal and their version. They are in `migrations/`; docs/durability.md describes each table."""
 
 import sqlite3
 from contextlib import closing
+from importlib.resources import files
 from typing import Final
 
 from purgatory.journal.errors import JournalTooNew
@@ -9,108 +10,8 @@ from purgatory.journal.errors import JournalTooNew
 APPLICATION_ID: Final = 0x50555247
 """'PURG': lets `file` identify a journal."""
 
-SCHEMA: Final = """
-CREATE TABLE moment (
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    engine_ms INTEGER NOT NULL,
-    wall_ms INTEGER NOT NULL,
-    boot_ms INTEGER NOT NULL,
-    boot_id TEXT NOT NULL,
-    group_number INTEGER NOT NULL,
-    clean INTEGER NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-CREATE TABLE sessions (
-    session INTEGER PRIMARY KEY,
-    session_id TEXT NOT NULL,
-    highest_operation_id INTEGER NOT NULL,
-    last_sequence INTEGER NOT NULL,
-    acknowledged_sequence INTEGER NOT NULL,
-    sequence_shift INTEGER NOT NULL,
-    uncertain_after INTEGER NOT NULL,
-    incarnation TEXT NOT NULL,
-    principal TEXT NOT NULL,
-    callback_url TEXT NOT NULL,
-    callback_token TEXT NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-CREATE TABLE refused_ids (
-    session INTEGER PRIMARY KEY,
-    ranges BLOB NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-CREATE TABLE dead_letters (
-    letter INTEGER PRIMARY KEY,
-    content BLOB NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-CREATE TABLE registrations (
-    registration INTEGER PRIMARY KEY,
-    session INTEGER NOT NULL,
-    first_operation_id INTEGER NOT NULL,
-    last_operation_id INTEGER NOT NULL,
-    operations INTEGER NOT NULL,
-    content BLOB NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-CREATE TABLE gone (
-    registration INTEGER PRIMARY KEY,
-    bits BLOB NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-CREATE TABLE results (
-    result INTEGER PRIMARY KEY,
-    session INTEGER NOT NULL,
-    first_sequence INTEGER NOT NULL,
-    results INTEGER NOT NULL,
-    content BLOB NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-CREATE TABLE partitions (
-    place INTEGER PRIMARY KEY,
-    topic TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    content BLOB NOT NULL,
-    crc32 INTEGER NOT NULL,
-    UNIQUE (topic, number)
-);
-CREATE TABLE changes (
-    change INTEGER PRIMARY KEY,
-    content BLOB NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-CREATE TABLE keys (
-    place INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE,
-    count INTEGER NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-"""
-
-KEY_VALUES: Final = """
-CREATE TABLE key_values (
-    place INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE,
-    failed INTEGER NOT NULL,
-    value BLOB NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-"""
-"""Keys with a value, and those that failed. A table of its own, because a further column of `keys` would invalidate the
-checksums of its rows.
-"""
-
-KEY_PRINCIPALS: Final = """
-CREATE TABLE key_principals (
-    place INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE,
-    principal TEXT NOT NULL,
-    crc32 INTEGER NOT NULL
-);
-"""
-"""Keys that belong to a principal."""
-
-MIGRATIONS: Final = (SCHEMA, KEY_VALUES, KEY_PRINCIPALS)
+_SCRIPTS: Final = ("1_tables.sql", "2_key_values.sql", "3_key_principals.sql")
+MIGRATIONS: Final = tuple(files(__package__).joinpath("migrations", name).read_text("utf-8") for name in _SCRIPTS)
 """Script n turns version n into version n + 1; version 0 is an empty file. After a release, only append to it."""
 
 
