@@ -200,8 +200,12 @@ func (s *Session) Wait(ctx context.Context, condition Condition, timeout time.Du
 	if err != nil {
 		return nil, err
 	}
-	// Rounded up: 0 ms would ask for an answer at once.
-	operation.TimeoutMs = proto.Int64(int64((timeout + time.Millisecond - 1) / time.Millisecond))
+	// Away from zero, which would ask for an answer at once, or make a negative timeout, which is refused, look valid.
+	up := time.Millisecond - 1
+	if timeout < 0 {
+		up = -up
+	}
+	operation.TimeoutMs = proto.Int64(int64((timeout + up) / time.Millisecond))
 	return s.WaitFor(ctx, operation)
 }
 

@@ -19,7 +19,7 @@ public interface Condition {
   /** Names of sources without partitions, which may contain dashes. */
   Pattern WHOLE = Pattern.compile("(?:pg|mysql|redis|poll)/.*");
 
-  Pattern PARTITION = Pattern.compile("(.+)-(\\d{1,9})");
+  Pattern PARTITION = Pattern.compile("(.+)-(\\d{1,10})");
 
   /** The message of the contract, without a timeout. */
   Operation operation();
@@ -56,7 +56,7 @@ public interface Condition {
       return TopicPartition.newBuilder().setTopic(name).build();
     }
     Matcher parts = PARTITION.matcher(name);
-    if (!parts.matches()) {
+    if (!parts.matches() || Long.parseLong(parts.group(2)) > Integer.MAX_VALUE) {
       String message = "\"%s\" is not a partition; write the topic, a dash and the partition number, like \"orders-3\"";
       throw new RefusedException(Status.Code.INVALID_ARGUMENT.value(), "topic_partition", message.formatted(name));
     }

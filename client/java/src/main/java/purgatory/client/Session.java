@@ -179,7 +179,8 @@ public final class Session implements AutoCloseable {
 
   /** Waits until the condition is true, or for as long as `timeout` says; zero asks for an answer at once. */
   public CompletableFuture<WaitResult> submit(Condition condition, Duration timeout) {
-    long timeoutMs = timeout.plusNanos(999_999).toMillis(); // 0 would ask for an answer at once
+    // Away from zero, which would ask for an answer at once, or make a negative timeout, which is refused, look valid.
+    long timeoutMs = timeout.plusNanos(timeout.isNegative() ? -999_999 : 999_999).toMillis();
     return submit(condition.operation().toBuilder().setTimeoutMs(timeoutMs).build());
   }
 
