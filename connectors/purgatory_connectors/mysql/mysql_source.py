@@ -94,8 +94,6 @@ class MysqlSource(PolledSource[ServerState]):
     def __init__(self, uri: SourceUri) -> None:
         uri = uri.merged("PURGATORY_MYSQL_")
         hosts = named_servers(uri)
-        if any("/" in name for name in hosts):  # the source of transactions follows the slash
-            raise SourceUriInvalid(f"source {uri.text!r}: servers={','.join(hosts)!r}; a name has no slash")
         options = {name.replace(".", "_"): value for name, value in uri.options.items()}
         for name in options.keys() - {*POLL_OPTIONS, *_TLS, "servers", "quorum", "user", "password"}:
             raise SourceUriInvalid(f"source {uri.text!r}: unknown option {name!r}; TLS has {', '.join(_TLS)}")

@@ -41,10 +41,11 @@ class Unreadable(SourceStale):
 def named_servers(uri: SourceUri) -> dict[str, str]:
     """The hosts of an address by the names that the option `servers` gives them. Raises SourceUriInvalid."""
     names = uri.listed("servers") or uri.hosts
-    if len(names) != len(uri.hosts) or len(set(names) - set(DERIVED)) != len(names):
+    allowed = {name for name in names if "/" not in name} - set(DERIVED)  # a slash separates the parts of a mark's name
+    if len(names) != len(uri.hosts) or len(allowed) != len(names):
         raise SourceUriInvalid(
             f"source {uri.text!r}: servers={','.join(names)!r}; give a different name to each of the "
-            f"{len(uri.hosts)} hosts, other than {', '.join(DERIVED)}"
+            f"{len(uri.hosts)} hosts, without a slash, other than {', '.join(DERIVED)}"
         )
     return dict(zip(names, uri.hosts, strict=True))
 

@@ -94,14 +94,14 @@ def status(
 ) -> int:
     """Show what each daemon does: who leads, and how far the others are.
 
-    Exit code 0 if exactly one leads, and all follow one log.
+    Exit code 0 if all answer, exactly one leads, and all follow one log.
     """
     trusted = ssl.create_default_context(cafile=tls_ca)
     if tls_certificate is not None:
         trusted.load_cert_chain(tls_certificate, tls_key)
     token = token_file and token_file.read_text("utf-8").strip()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    leaders, logs = 0, set[str]()
+    leaders, unanswered, logs = 0, 0, set[str]()
     for address in addresses:
         url = address if address.startswith("https://") else f"http://{address.removeprefix('http://')}"
         request = Request(f"{url.rstrip('/')}/fleet", headers=headers)  # noqa: S310 - as above
@@ -110,13 +110,14 @@ def status(
                 view = json.load(answer)
         except (OSError, ValueError) as error:
             print(f"{address}: does not answer ({getattr(error, 'reason', error)})")
+            unanswered += 1
             continue
         leaders += view["state"] == LEADING
         logs.update([view["log"]] if view["log"] else [])
         print(f"{address}: {describe(view)}")
     if len(logs) > 1:
         print(f"these daemons follow different logs: {', '.join(sorted(logs))}")
-    return 0 if leaders == 1 and len(logs) == 1 else EXIT_WRONG
+    return 0 if (leaders, unanswered, len(logs)) == (1, 0, 1) else EXIT_WRONG
 
 
 @fleet.command(cls=Command, params=[*CONNECTION.values()])

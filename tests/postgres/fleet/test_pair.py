@@ -107,6 +107,8 @@ def test_standby_refuses_with_the_leaders_address(
     assert fleet_command(["status", leader.http_address, standby.http_address]) == 0
     states = [line.split(": ")[1].split(", ")[0] for line in capfd.readouterr().out.splitlines()]
     assert states == ["leading", "standing by"]
+    assert fleet_command(["status", leader.http_address, "127.0.0.1:1"]) == 1
+    assert "127.0.0.1:1: does not answer" in capfd.readouterr().out
     assert fleet_command(["handover", "--address", standby.grpc_address]) == 2
     assert f"standby; {leader.grpc_address}" in capfd.readouterr().err
 
