@@ -10,7 +10,6 @@ from purgatory_client import AsyncClient, Client, batches, waits
 from purgatory_client.argument_checks import int32, int_column, milliseconds, whole_number
 from purgatory_client.batches import WaitBatch, partition_columns
 from purgatory_client.errors import InvalidRequest
-from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind
 from purgatory_client.sources import log_positions, position_tokens, source_names
 from purgatory_client.views import OperationOrder
@@ -51,22 +50,6 @@ def test_positions_and_items_of_a_batch() -> None:
     single = batch()
     assert single.items_of([0, 2]) == [0, 2]
     assert single.pending_positions(1) == range(1, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "parsed"),
-    [
-        ("orders-3", ("orders", 3)),
-        ("read-model-0", ("read-model", 0)),
-        ("a--7", ("a-", 7)),
-        ("orders-007", ("orders", 7)),
-        ("orders-2147483647", ("orders", 2**31 - 1)),
-        (("orders", 3), ("orders", 3)),
-        (("with-9", 3), ("with-9", 3)),
-    ],
-)
-def test_names_are_split_at_the_last_dash(name: str | tuple[str, int], parsed: tuple[str, int]) -> None:
-    assert partition_name(name) == parsed
 
 
 CALLS = Path(__file__).with_name("calls.txt")

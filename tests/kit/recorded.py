@@ -6,10 +6,8 @@ stands for thirty x.
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-
-import pytest
 
 
 def expanded(text: str) -> str:
@@ -33,9 +31,17 @@ def assert_recorded(path: Path, answers: Iterable[str]) -> None:
     assert recorded.split("\n") == found
 
 
-def error_of(expression: str, names: dict[str, object]) -> str:
-    """The type and text of the error that a Python expression raises."""
-    with pytest.raises(Exception) as raised:  # noqa: PT011 - its type and text are compared
-        eval(expression, names)
-    assert raised.type is not NameError, raised.value
-    return f"{type(raised.value).__name__}: {raised.value}"
+def assert_values_recorded(path: Path, names: Mapping[str, object]) -> None:
+    """Compare the values of all expressions of a file with those in the file."""
+    assert_recorded(path, (value_of(case, names) for case in cases_of(path)))
+
+
+def value_of(expression: str, names: Mapping[str, object]) -> str:
+    """The value of a Python expression as a text, or the type and text of the error that it raises."""
+    try:
+        value = eval(expression, dict(names))
+    except NameError:
+        raise
+    except Exception as error:  # noqa: BLE001 - its type and text are compared
+        return f"{type(error).__name__}: {error}"
+    return value if value and isinstance(value, str) else repr(value)

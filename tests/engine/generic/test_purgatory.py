@@ -26,7 +26,7 @@ from tests.engine.generic.recording_operation import (
     register,
     threads_of,
 )
-from tests.kit.recorded import assert_recorded, cases_of, error_of
+from tests.kit.recorded import assert_values_recorded
 
 ARGUMENTS = Path(__file__).with_name("arguments.txt")
 
@@ -438,5 +438,5 @@ def test_answers_without_a_truth_are_errors(answer: Callable[[], object], error:
 def test_arguments_are_checked_by_name() -> None:
     """As in arguments.txt."""
     names = {**vars(embedded), "ManualPurgatory": ManualPurgatory, "RecordingOperation": RecordingOperation}
-    assert_recorded(ARGUMENTS, (error_of(case, names) for case in cases_of(ARGUMENTS)))
+    assert_values_recorded(ARGUMENTS, names)
     assert threads_of("bad") == []

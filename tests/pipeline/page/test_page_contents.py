@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 from purgatory_pipeline.page import document, wording
 from purgatory_pipeline.page.parts import Grid, Page, PageTable, Plot
-from purgatory_pipeline.replay.replay_page import Policies, replay_page
+from purgatory_pipeline.replay.replay_page import replay_page
 from purgatory_pipeline.report import window_sections
 from purgatory_pipeline.report.cause_sections import anomaly_findings, straggler_finding
 from purgatory_pipeline.report.report_page import report_page
@@ -220,38 +220,6 @@ def test_bars_are_stacked() -> None:
     bars = window_sections.stacked(total, {word: total[word] for word in window_sections.OUTCOMES})
     assert [bar["low"] for bar in bars] == [0, *(bar["high"] for bar in bars[:-1])]
     assert bars[-1]["high"] == total["ended"].iloc[0]
-
-
-@pytest.mark.parametrize(
-    ("step_ms", "words"),
-    [
-        (250, "250 ms"),
-        (30_000, "30 s"),
-        (300_000, "5 min"),
-        (3_600_000, "1 h"),
-        (86_400_000, "1 day"),
-        (90_000, "90 s"),
-    ],
-)
-def test_lengths_of_windows_in_words(step_ms: int, words: str) -> None:
-    assert window_sections.duration(step_ms).replace(wording.NBSP, " ") == words
-
-
-@pytest.mark.parametrize(
-    ("names", "labels", "title"),
-    [
-        (SWEEP[:2], ("100", "200"), "timeout_ms"),
-        (("min_bytes=1, timeout_ms=5", "min_bytes=1, timeout_ms=6"), ("5", "6"), "min_bytes=1, timeout_ms"),
-        (("timeout_ms=*1.5", "timeout_ms=*2"), ("*1.5", "*2"), "timeout_ms"),
-        (("timeout_ms=5", "min_bytes=5"), ("timeout_ms=5", "min_bytes=5"), "policy"),
-        (("timeout_ms=5",), ("timeout_ms=5",), "policy"),
-        (("3=+20ms",), ("3=+20ms",), "policy"),
-        ((), (), "policy"),
-    ],
-)
-def test_the_common_part_of_policies_is_the_title(names: tuple[str, ...], labels: tuple[str, ...], title: str) -> None:
-    policies = Policies.of(names)
-    assert (policies.labels, policies.title) == (labels, title)
 
 
 if __name__ == "__main__":
