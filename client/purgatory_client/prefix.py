@@ -19,7 +19,7 @@ from purgatory_client.partition_names import PartitionName, partition_name
 from purgatory_client.session.backoff import Backoff
 from purgatory_client.waits import Name
 
-REPEAT_S: Final = 1.0
+_REPEAT_S: Final = 1.0
 """Seconds after which an unchanged mark is published again: a daemon restarted without a journal has lost it."""
 
 
@@ -166,7 +166,7 @@ class Prefix:
                 await asyncio.sleep(backoff.next_delay())
                 continue
             try:
-                async with asyncio.timeout(REPEAT_S):
+                async with asyncio.timeout(_REPEAT_S):
                     await moved.wait()
             except TimeoutError:
                 pass

@@ -23,7 +23,7 @@ HEARTBEAT_MISSED: Final = 1004
 """Error code of a key that was silent for longer than the wait allows. Not one of Kafka's codes."""
 _REQUEST_TIMED_OUT: Final = 7
 
-VALUE_SHOWN_MAX: Final = 200
+_VALUE_SHOWN_MAX: Final = 200
 """Characters of a value in messages for people."""
 
 
@@ -411,4 +411,4 @@ def _open_item(item: PartitionResult) -> str:
 def value_text(value: bytes) -> str:
     """The beginning of a value, as text for people; what is not UTF-8 is shown in hexadecimal."""
     text = value.decode("utf-8", "backslashreplace")
-    return text if len(text) <= VALUE_SHOWN_MAX else f"{text[:VALUE_SHOWN_MAX]}..."
+    return text if len(text) <= _VALUE_SHOWN_MAX else f"{text[:_VALUE_SHOWN_MAX]}..."

@@ -11,7 +11,7 @@ import grpc.aio
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client import errors, views
+from purgatory_client import errors, rpc_errors, views
 from purgatory_client.argument_checks import check_keywords, checked, checked_type, int64, milliseconds_of, several
 from purgatory_client.batches import WaitBatch
 from purgatory_client.partition_names import partition_name
@@ -429,7 +429,7 @@ class SingleCalls:
             return await call
         except grpc.aio.AioRpcError as error:
             # Not kept in a local: the error refers to this frame, and the cycle would keep the connection open.
-            raise errors.from_rpc_error(error, self.address) from error
+            raise rpc_errors.from_rpc_error(error, self.address) from error
         except asyncio.CancelledError:
             # gRPC also raises this when the channel is closed during a call; in that case this task was not cancelled.
             task = asyncio.current_task()

@@ -17,7 +17,7 @@ from purgatory_client.partition_names import format_partition
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.sources.source_link import SourceState
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,7 @@ def _name(named: result_pb2.PartitionResult | wire.HotName) -> str:
     return named.key or format_partition(named.topic_partition.topic, named.topic_partition.partition)
 
 
-def _view(view: type[T], message: Message, **given: object) -> T:
+def _view(view: type[_T], message: Message, **given: object) -> _T:
     """A view of a message: the `given` fields, and the message's for the others.
 
     The duration `waited` is the message's `waited_ms`, and `stale_for` is its `stale_ms`, in seconds.

@@ -32,7 +32,7 @@ ITEM_DEFAULTS: Final = {
     "throttled": False,
 }
 """The columns with a value for each partition, by their names on the wire, and their defaults if absent."""
-ISOLATION_LEVELS: Final[dict[str, int]] = {"read_uncommitted": 1, "read_committed": 2}
+_ISOLATION_LEVELS: Final[dict[str, int]] = {"read_uncommitted": 1, "read_committed": 2}
 
 
 @dataclass(slots=True, eq=False)
@@ -159,13 +159,13 @@ def fetch(
         fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
     names, fetch_offsets = _items(offsets, "fetch.partitions", "fetch_offset")
-    if isolation not in tuple(ISOLATION_LEVELS):
-        raise InvalidRequest("fetch.isolation_level", f"{isolation!r}; must be one of {', '.join(ISOLATION_LEVELS)}")
+    if isolation not in tuple(_ISOLATION_LEVELS):
+        raise InvalidRequest("fetch.isolation_level", f"{isolation!r}; must be one of {', '.join(_ISOLATION_LEVELS)}")
     held_back = {partition_name(name) for name in several(throttled, "throttled")}
     options: dict[str, int] = {
         "min_bytes": int64(min_bytes, "fetch.min_bytes"),
         "replica_id": -1 if replica_id is None else int32(replica_id, "fetch.replica_id"),
-        "isolation_level": ISOLATION_LEVELS[isolation],
+        "isolation_level": _ISOLATION_LEVELS[isolation],
         "follower_reads": truth(follower_reads, "fetch.follower_reads"),
     }
     columns = _item_columns(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlencode
 
 import click
-from purgatory_client.errors import meaning_of
+from purgatory_client.rpc_errors import meaning_of
 
 from purgatory.cli import render
 from purgatory.cli.completion import marks_argument

@@ -8,6 +8,7 @@ import pytest
 import uvloop
 from purgatory_client import AsyncClient, Client, OperationKind, Outcome, Result, batches, errors, events, waits
 from purgatory_client.default_timeouts import DefaultTimeouts
+from purgatory_client.rpc_errors import from_code
 from purgatory_client.session.detached_sessions import Registered
 from purgatory_client.session.session_core import SessionCore
 
@@ -329,7 +330,7 @@ def test_timers_that_are_due_already_on_uvloop(shared_daemon: DaemonProcess, mon
 )
 def test_code_of_a_status_becomes_its_error(kind: type[errors.PurgatoryClientError], codes: str) -> None:
     for code in codes.split():
-        error = errors.from_code(grpc.StatusCode[code].value[0], "timeout_ms", "is wrong")
+        error = from_code(grpc.StatusCode[code].value[0], "timeout_ms", "is wrong")
         assert (type(error), str(error)) == (kind, "timeout_ms: is wrong")
 
 

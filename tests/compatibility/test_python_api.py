@@ -40,8 +40,16 @@ PUBLIC: Final = (
     "purgatory_pipeline.notebook",
 )
 """Modules whose names are promised: those in `__all__`, or else those without an underscore."""
-RESERVED: Final = "purgatory_"
-"""Attributes of an embedded operation that are the purgatory's own; the prefix keeps them apart from those of users."""
+INTERNAL: Final = frozenset(
+    {"COLUMNS", "FETCH_COLUMNS", "ITEM_COLUMNS", "ITEM_DEFAULTS", "OPERATION_COLUMNS", "FORMS", "STALE_MAX"}
+    | {"STALE_PARTITIONS_MAX", "Entry", "OpenEnum", "already_satisfied", "checked_condition", "checked_terms"}
+    | {"partition_columns", "positions_of", "value_text"}
+)
+"""Names of these modules that only other modules of ours use."""
+OPAQUE: Final = ("purgatory_client.batches.WaitBatch", "purgatory_client.waits.Wait")
+"""Functions make them and a client takes them; what is in them is its own."""
+RESERVED: Final = ("purgatory_", "timer_")
+"""Attributes of an embedded operation or a task that are not the user's."""
 REMEDY: Final = (
     "the public Python API has changed. If docs/compatibility.md allows that in the next release, say it in "
     "CHANGELOG.md and run `python -m tests.compatibility.test_python_api`"
@@ -52,9 +60,11 @@ def of_class(found: griffe.Class) -> Iterator[str]:
     """Lines for a class: its bases, and its public members with those that it inherits from classes of ours."""
     bases = ", ".join(str(base) for base in found.bases)
     yield f"class {found.name}({bases})" if bases else f"class {found.name}"
+    if found.path in OPAQUE:
+        return
     for name, member in sorted(found.all_members.items()):
         is_special = name.startswith("__") and isinstance(target(member), griffe.Function)
-        if name.startswith(("_", RESERVED)) and not is_special:
+        if (name.startswith(("_", *RESERVED)) and not is_special) or wire_types(target(member)):
             continue
         yield from (f"    {line}" for line in lines(name, member))
 
@@ -80,16 +90,20 @@ def lines(name: str, member: griffe.Object | griffe.Alias) -> Iterator[str]:
 
 
 def is_public(module: griffe.Module, name: str, member: griffe.Object | griffe.Alias) -> bool:
-    """Whether a name of a module is promised. Functions from or to messages of the wire are not."""
+    """Whether a name of a module is promised."""
     if module.exports is not None:
         return name in module.exports
-    is_own = not name.startswith("_") and not member.is_alias and not member.is_module
-    return is_own and not (isinstance(member, griffe.Function) and "_pb2" in wire_types(member))
+    is_own = not name.startswith("_") and name not in INTERNAL and not member.is_alias and not member.is_module
+    return is_own and not wire_types(target(member))
 
 
-def wire_types(function: griffe.Function) -> str:
-    names = [one for parameter in function.parameters for one in names_in(parameter.annotation)]
-    return " ".join(name.canonical_path for name in names)
+def wire_types(found: griffe.Object) -> list[str]:
+    """The messages and stubs of the wire that a function takes, or that an attribute holds."""
+    annotations = [found.annotation] if isinstance(found, griffe.Attribute) else []
+    if isinstance(found, griffe.Function):
+        annotations = [parameter.annotation for parameter in found.parameters]
+    names = [one.canonical_path for annotation in annotations for one in names_in(annotation)]
+    return [name for name in names if "_pb2" in name or name.startswith("purgatory_client.wire.")]
 
 
 def names_in(annotation: object) -> list[griffe.ExprName]:

@@ -6,9 +6,9 @@ from typing import Any
 from purgatory_client.aio import AsyncClient
 from purgatory_client.middleware.exchange import Answer, Middleware
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
 
 
 class ReadYourWrites(Middleware[AsyncClient]):
@@ -23,7 +23,7 @@ class ReadYourWrites(Middleware[AsyncClient]):
     daemon cannot be reached. The arguments are described at `Middleware`.
     """
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
         """Serve one connection; those that are not HTTP are passed on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -36,7 +36,7 @@ class ReadYourWrites(Middleware[AsyncClient]):
             return
         exchange = admitted
 
-        async def send_with_token(message: Message) -> None:
+        async def send_with_token(message: _Message) -> None:
             if message["type"] == "http.response.start" and exchange.written.offsets:
                 token = (await exchange.token(self.client)).encode("ascii")
                 message = {**message, "headers": [*message.get("headers", ()), (key, token)]}
@@ -46,7 +46,7 @@ class ReadYourWrites(Middleware[AsyncClient]):
             await self.app(scope, receive, send_with_token)
 
 
-async def _send_answer(answer: Answer, send: Send) -> None:
+async def _send_answer(answer: Answer, send: _Send) -> None:
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
     await send({"type": "http.response.start", "status": int(answer.status), "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})

@@ -7,8 +7,8 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.blocking import Client
 from purgatory_client.middleware.exchange import Answer, Exchange, Middleware
 
-StartResponse = Callable[..., Any]
-T = TypeVar("T")
+_StartResponse = Callable[..., Any]
+_T = TypeVar("_T")
 
 
 class ReadYourWrites(Middleware[Client]):
@@ -19,7 +19,7 @@ class ReadYourWrites(Middleware[Client]):
     client in each of its workers.
     """
 
-    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: _StartResponse) -> Iterable[bytes]:
         """Serve one request."""
         received = environ.get("HTTP_" + self.header.upper().replace("-", "_"), "")
         admitted = self._run(lambda client: self.admit(client, [received]))
@@ -40,7 +40,7 @@ class ReadYourWrites(Middleware[Client]):
         is_content = isinstance(body, list | tuple) or (isinstance(files, type) and isinstance(body, files))
         return body if is_content else _Streamed(body, exchange)
 
-    def _run(self, call: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, call: Callable[[AsyncClient], Coroutine[Any, Any, _T]]) -> _T:
         return self.client._run(call(self.client._client))  # noqa: SLF001 - this package's own
 
 

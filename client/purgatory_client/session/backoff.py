@@ -10,7 +10,8 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from purgatory_client.errors import Unavailable, reason_of
+from purgatory_client.errors import Unavailable
+from purgatory_client.rpc_errors import reason_of
 from purgatory_client.session.addresses import PAUSE_MAX
 
 _RETRIED_CODES: Final = frozenset(

@@ -11,7 +11,8 @@ from typing import Final, cast
 import grpc.aio
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import STATUS_LOST, Unavailable, from_code, reason_of
+from purgatory_client.errors import Unavailable
+from purgatory_client.rpc_errors import STATUS_LOST, from_code, reason_of
 
 REOPENED_MAX: Final = 5
 """How often a stream is reopened for one message."""

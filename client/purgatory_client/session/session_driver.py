@@ -21,7 +21,7 @@ from grpc_status import rpc_status
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client import errors
+from purgatory_client import errors, rpc_errors
 from purgatory_client.batches import Entry
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns
@@ -356,14 +356,14 @@ class SessionDriver:
                     self._shard_address, self._must_move = moved.target, True
                     return f"the session belongs to {moved.target}"
                 # A wrong port stays wrong; but a proxy that answered in gRPC before may be restarting.
-                is_wrong_port = not self.connections and errors.HTTP1 in (error.details() or "")
+                is_wrong_port = not self.connections and rpc_errors.HTTP1 in (error.details() or "")
                 may_reconnect = error.code() in _RETRIED_CODES
                 if self._is_message_refused(error):
                     may_reconnect = self._core.message_refused()
                     self._settle(self._core.take_too_large())
                 if is_wrong_port or not may_reconnect:
-                    raise errors.from_rpc_error(error)
-                return errors.reason_of(error.details()) or error.code().name
+                    raise rpc_errors.from_rpc_error(error)
+                return rpc_errors.reason_of(error.details()) or error.code().name
             # grpc.aio raises this for a write to a stream that has ended; the status of the call has the reason.
             if isinstance(error, asyncio.InvalidStateError):
                 return f"the stream ended: {(await call.code()).name}"

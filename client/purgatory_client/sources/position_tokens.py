@@ -19,15 +19,15 @@ from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import PartitionName, format_partition, partition_name
 from purgatory_client.waits import ByPartition, Name, Wait
 
-PLAIN: Final = "at1."
-COMPRESSED: Final = "at2."
-FORMS: Final = (PLAIN, COMPRESSED)
+_PLAIN: Final = "at1."
+_COMPRESSED: Final = "at2."
+FORMS: Final = (_PLAIN, _COMPRESSED)
 """The beginnings of tokens. Names repeat, so 64 partitions are five times shorter compressed; one position is not."""
-TOKEN_CHARACTERS_MAX: Final = 1_000_000
-EXPANSION_MAX: Final = 64
+_TOKEN_CHARACTERS_MAX: Final = 1_000_000
+_EXPANSION_MAX: Final = 64
 """A compressed token may expand to this many times its size. Names of real tokens that only differ in the partition
 number expand about 20 times; much more is an attack on the memory of the reader."""
-POSITION_BYTES_MAX: Final = 1_100
+_POSITION_BYTES_MAX: Final = 1_100
 """Bytes of one position before compression: a topic of 249 characters of up to 4 bytes, and its numbers."""
 
 
@@ -65,23 +65,23 @@ class Positions:
             end.topic_partition.partition = partition
         plain = ends.SerializeToString(deterministic=True)
         compressed = zlib.compress(plain, 9, wbits=-zlib.MAX_WBITS)
-        form, content = (COMPRESSED, compressed) if len(compressed) < len(plain) else (PLAIN, plain)
+        form, content = (_COMPRESSED, compressed) if len(compressed) < len(plain) else (_PLAIN, plain)
         return form + base64.urlsafe_b64encode(content).decode("ascii").rstrip("=")
 
     @classmethod
-    def of_token(cls, token: str, *, positions_max: int = TOKEN_CHARACTERS_MAX) -> "Positions":
+    def of_token(cls, token: str, *, positions_max: int = _TOKEN_CHARACTERS_MAX) -> "Positions":
         """Parse the text of `token`. Raises InvalidRequest for nonsense, or more positions than `positions_max`."""
-        if len(token) > TOKEN_CHARACTERS_MAX:
-            raise InvalidRequest("token", f"{len(token)} characters; at most {TOKEN_CHARACTERS_MAX}")
-        form, packed = token[: len(PLAIN)], token[len(PLAIN) :]
+        if len(token) > _TOKEN_CHARACTERS_MAX:
+            raise InvalidRequest("token", f"{len(token)} characters; at most {_TOKEN_CHARACTERS_MAX}")
+        form, packed = token[: len(_PLAIN)], token[len(_PLAIN) :]
         if form not in FORMS:
             if re.match(r"at\d+\.", token):
                 raise InvalidRequest("token", f"{token[:40]!r} was made by a newer version: upgrade this program")
-            raise InvalidRequest("token", f"{token[:40]!r} is not a position token: it does not begin with {PLAIN}")
+            raise InvalidRequest("token", f"{token[:40]!r} is not a position token: it does not begin with {_PLAIN}")
         ends = source_pb2.PositionToken()
         try:
             content = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
-            ends.ParseFromString(content if form == PLAIN else _expanded(content, positions_max * POSITION_BYTES_MAX))
+            ends.ParseFromString(content if form == _PLAIN else _expanded(content, positions_max * _POSITION_BYTES_MAX))
         except (ValueError, binascii.Error, zlib.error, DecodeError) as error:
             raise InvalidRequest("token", f"{token[:40]!r} is not a position token: {error}") from error
         if len(ends.ends) > positions_max:
@@ -159,7 +159,7 @@ class Positions:
 def _expanded(content: bytes, bytes_max: int) -> bytes:
     """Raises ValueError if the content is cut off or expands to too much."""
     expander = zlib.decompressobj(-zlib.MAX_WBITS)
-    plain = expander.decompress(content, min(EXPANSION_MAX * len(content), bytes_max))
+    plain = expander.decompress(content, min(_EXPANSION_MAX * len(content), bytes_max))
     if not expander.eof or expander.unused_data:
         raise ValueError("its compressed content is too long or incomplete")
     return plain

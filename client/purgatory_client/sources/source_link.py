@@ -9,9 +9,10 @@ import grpc.aio
 
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client.errors import STATUS_LOST, PurgatoryClientError, Unavailable, from_code
+from purgatory_client.errors import PurgatoryClientError, Unavailable
 from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OpenEnum
+from purgatory_client.rpc_errors import STATUS_LOST, from_code
 
 STALE_MAX: Final = 2_000
 STALE_PARTITIONS_MAX: Final = 10_000
@@ -118,7 +119,7 @@ class SourceLink:
             state=source_pb2.SourceState.Name(state),
             reason=reason,
             lag_ms=lag_ms,
-            stale=[source_pb2.StaleMarks(**one._asdict()) for one in fitting(list(stale))],
+            stale=[source_pb2.StaleMarks(**one._asdict()) for one in _fitting(list(stale))],
         )
         await self._write(source_pb2.AttachSourceRequest(report=report))
 
@@ -175,7 +176,7 @@ class SourceLink:
         return from_code(code.value[0], "", await self._call.details())
 
 
-def fitting(stale: list[StaleMarks]) -> list[StaleMarks]:
+def _fitting(stale: list[StaleMarks]) -> list[StaleMarks]:
     """Merge entries until they fit into one report. The result covers at least these marks."""
     if len(stale) <= STALE_MAX and sum(len(one.partitions) for one in stale) <= STALE_PARTITIONS_MAX:
         return stale

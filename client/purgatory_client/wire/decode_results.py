@@ -13,7 +13,8 @@ from google.protobuf.message import Message
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client import results
-from purgatory_client.errors import ProtocolError, PurgatoryClientError, from_code
+from purgatory_client.errors import ProtocolError, PurgatoryClientError
+from purgatory_client.rpc_errors import from_code
 from purgatory_client.wire import sizes
 
 _MISSING: Final = {

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 from purgatory_client import AsyncClient, errors, events
-from purgatory_client.errors import STATUS_LOST
+from purgatory_client.rpc_errors import STATUS_LOST
 from purgatory_client.session.event_stream import REOPENED_MAX, Call, EventStream
 
 from purgatory.service.translate import batch_limits

@@ -20,7 +20,7 @@ from purgatory_client.sources.source_link import (
     SourceLink,
     SourceState,
     StaleMarks,
-    fitting,
+    _fitting,
 )
 from purgatory_client.waits import produce as produce_wait
 
@@ -243,10 +243,10 @@ async def test_the_largest_report_is_taken_and_long_reasons_are_cut() -> None:
 async def test_a_report_of_too_many_marks_names_more_of_them() -> None:
     """The client falls back to whole topics, and then to prefixes of topics."""
     partitions = [StaleMarks("kafka/a", True, range(6_000), 5), StaleMarks("kafka/a", True, range(6_000, 12_000), 7)]
-    assert fitting(partitions) == [StaleMarks("kafka/a", True, (), 7)]
+    assert _fitting(partitions) == [StaleMarks("kafka/a", True, (), 7)]
     topics = [StaleMarks(f"kafka/g{number}/", stale_ms=number, reason="down") for number in range(2_001)]
-    assert fitting(topics[:2_000]) == topics[:2_000]
-    assert fitting(topics) == [StaleMarks("kafka/g", False, (), 2_000, "down")]
+    assert _fitting(topics[:2_000]) == topics[:2_000]
+    assert _fitting(topics) == [StaleMarks("kafka/g", False, (), 2_000, "down")]
     async with serving() as served, attached(served) as (_, link):
         await link.report(SourceState.STALE, stale=topics)
         await eventually(lambda: getattr(staleness(served, "kafka/g/orders"), "reason", "") == "down", "it is taken")
