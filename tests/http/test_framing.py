@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import quote, unquote
 
 import h11
@@ -17,6 +18,7 @@ from purgatory.service.transport.linear_h11 import make_h11_linear
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import Answer, RawConnection, chunked, enveloped, request
 from tests.kit.daemon import DaemonProcess
+from tests.kit.recorded import assert_recorded, cases_of
 
 SERVICE = "/purgatory.v1.PurgatoryService"
 WAIT = {"operation": {"operationId": "7", "timeoutMs": 1, "signal": {"keys": [{"key": "framing"}]}}}
@@ -144,34 +146,6 @@ def test_every_framing(shared_daemon: DaemonProcess, name: str, encoding: str, f
             assert connection.answer() == Answer(200, {"content-length": "6", **PLAIN}, b"ready\n")
 
 
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"nonsense\r\n\r\n", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-        (b"\0" * 100 + b"\r\n\r\n", 400),
-        (request("GET", "/healthz", {"host": "a\r\nhost: b"}), 400),
-        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 1_000_000, 431),
-        (request("POST", f"{SERVICE}/Wait", {"transfer-encoding": "chunked"}, b"zz\r\n"), 400),
-        (request("POST", f"{SERVICE}/Wait", {"content-length": "-1"}, b""), 400),
-        (request("POST", f"{SERVICE}/Wait", {"transfer-encoding": "identity"}, b""), 501),
-        (b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
-    ],
-    ids=["no request", "HTTP/2", "NUL", "two hosts", "no host", "long header", "bad chunk", "bad length", "bad coding",
-         "CONNECT"],
-)  # fmt: skip
-def test_what_is_not_http(shared_daemon: DaemonProcess, sent: bytes, status: int) -> None:
-    """The response is an error in JSON, and the connection is closed, also if the client sends more than is read."""
-    with RawConnection(shared_daemon.http_address) as connection:
-        connection.send(sent)
-        answer = connection.answer()
-        assert answer.status == status
-        if status != 404:
-            assert json.loads(answer.body)["code"] == "invalid_argument"
-            assert connection.is_closed()
-
-
 def framed(first: str, *lines: str, body: bytes = b"{}", end: str = "\r\n") -> bytes:
     """A request with exactly these lines, and another one behind it."""
     head = end.join([first, "Host: localhost", "Content-Type: application/json", *lines, "", ""]).encode()
@@ -179,44 +153,26 @@ def framed(first: str, *lines: str, body: bytes = b"{}", end: str = "\r\n") -> b
 
 
 STATUS = f"POST {SERVICE}/GetStatus HTTP/1.1"
-AMBIGUOUS = {
-    "length and chunks": framed(STATUS, "Content-Length: 12", "Transfer-Encoding: chunked", body=chunked(b"{}", 2)),
-    "chunks and length": framed(STATUS, "Transfer-Encoding: chunked", "content-length: 2", body=chunked(b"{}", 2)),
-    "a list of lengths": framed(STATUS, "Content-Length: 2, 2"),
-    "two equal lengths": framed(STATUS, "Content-Length: 2", "Content-Length: 2"),
-    "a signed length": framed(STATUS, "Content-Length: +2"),
-    "digits that are not ASCII": framed(STATUS, "Content-Length: \u0662"),
-    "a length of 5,000 digits": framed(STATUS, "Content-Length: " + "1" * 5_000),
-    "a folded header": framed(STATUS, "X-Note: a", " b", "Content-Length: 2"),
-    "a folded length": framed(STATUS, "Content-Length:", "\t2"),
-    "a folded first line": framed(STATUS + "\r\n ", "Content-Length: 2"),
-    "bare LF": framed(STATUS, "Content-Length: 2", end="\n"),
-    "one bare LF": framed(STATUS, "X-Note: a\nContent-Length: 2", "Content-Length: 2"),
-    "bare CR": framed(STATUS, "X-Note: a\rContent-Length: 9", "Content-Length: 2"),
-    "LF ends the header": framed(STATUS, "Content-Length: 2").replace(b"\r\n\r\n", b"\r\n\n", 1),
-    "NUL": framed(STATUS, "X-Note: a\0", "Content-Length: 2"),
-    "a space before the colon": framed(STATUS, "Content-Length : 2"),
-    "HTTP/1.0 in chunks": framed(STATUS.replace("1.1", "1.0"), "Transfer-Encoding: chunked", body=chunked(b"{}", 2)),
-    "LF ends the trailers": framed(STATUS, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\nX-Note: a\n\n"),
-    "LF before the end of trailers": framed(
-        STATUS, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\nX-Note: a\n\r\n"
-    ),
-    "LF in place of trailers": framed(STATUS, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\n\n"),
-    "bare LF in a chunk's line": framed(STATUS, "Transfer-Encoding: chunked", body=b"2;a\nb\r\n{}\r\n0\r\n\r\n"),
-}
-"""Requests that a proxy in front of the daemon may see end elsewhere."""
+FRAMING = Path(__file__).with_name("framing.txt")
 
 
-@pytest.mark.parametrize("name", AMBIGUOUS)
-@pytest.mark.parametrize("is_split", [False, True])
-def test_request_without_a_certain_end_is_refused(shared_daemon: DaemonProcess, name: str, is_split: bool) -> None:
-    """With 400, and the connection is closed: what is behind it is not answered."""
-    sent = AMBIGUOUS[name]
-    with RawConnection(shared_daemon.http_address) as connection:
-        connection.send(*([sent[:70], sent[70:]] if is_split else [sent]))
-        answer = connection.answer("POST")
-        assert (answer.status, json.loads(answer.body)["code"]) == (400, "invalid_argument")
-        assert connection.is_closed()
+def test_request_without_a_certain_end_is_refused(shared_daemon: DaemonProcess) -> None:
+    """As in framing.txt: with an error in JSON, and the connection is closed, so what is behind it is not answered."""
+    names = {"request": request, "framed": framed, "chunked": chunked, "STATUS": STATUS, "WAIT": f"{SERVICE}/Wait"}
+
+    def answer_to(*packets: bytes) -> str:
+        with RawConnection(shared_daemon.http_address) as connection:
+            connection.send(*packets)
+            answer = connection.answer("POST")
+            how = f"{answer.status} {json.loads(answer.body)['code']}"
+            return how if answer.status == 404 else f"{how}, {'closed' if connection.is_closed() else 'not closed'}"
+
+    def answers_to(case: str) -> str:
+        sent: bytes = eval(case, names)
+        packets = [(sent,), (sent[:70], sent[70:])] if case.startswith("framed") else [(sent,)]
+        return "\n".join(sorted({answer_to(*one) for one in packets}))
+
+    assert_recorded(FRAMING, map(answers_to, cases_of(FRAMING)))
 
 
 def test_expect_continue(shared_daemon: DaemonProcess) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -34,80 +35,28 @@ from tests.kit.daemon import DaemonThread, access_flags
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import advance_request, high_watermark, produce, register_batch, signal
 from tests.kit.programs import journal_command as check_journal
+from tests.kit.recorded import cases_of
 
-INT32: Final = 2**31 - 1
 LARGEST: Final = 2**61 - 1
-OFFSET, MAYBE_OFFSET, MAYBE_INT32 = (0, LARGEST), (-1, LARGEST), (-1, INT32)
-"""Rows take -1 for an absent number too, because columns do."""
 ABSENT: Final = -1
 ANY: Final = None
-"""The daemon repeats the number, or looks for what has it, or an error names what is missing then."""
-RANGES: Final[dict[str, tuple[int, int] | None]] = {
-    "operation_id": (1, LARGEST),
-    "GetOperationRequest.operation_id": ANY,
-    "operation_ids": ANY,
-    "batch_id": ANY,
-    "sequence": ANY,
-    "last_sequence": ANY,
-    "ask_id": ANY,
-    "as_of_ms": ANY,
-    "timeout_ms": (0, INT32),
-    "ExtendRequest.timeout_ms": (1, INT32),
-    "stale_timeout_ms": MAYBE_OFFSET,
-    "heartbeat_timeout_ms": MAYBE_OFFSET,
-    "partition": (0, INT32),
-    "partitions": (0, INT32),
-    "required_offset": OFFSET,
-    "fetch_offset": OFFSET,
-    "log_end_offset": OFFSET,
-    "offset": OFFSET,
-    "DeleteRecordsPartition.offset": MAYBE_OFFSET,
-    "LastStableOffset.offset": MAYBE_OFFSET,
-    "epoch_start_offset": MAYBE_OFFSET,
-    "log_start_offset": MAYBE_OFFSET,
-    "segment_base_offset": MAYBE_OFFSET,
-    "byte_position": (-1, 2**59 - 1),
-    "required_count": (1, LARGEST),
-    "count": MAYBE_OFFSET,
-    "min_bytes": (1, LARGEST),
-    "partition_max_bytes": (1, LARGEST),
-    "leader_epoch": MAYBE_INT32,
-    "PartitionEnd.leader_epoch": (0, INT32),
-    "current_leader_epoch": MAYBE_INT32,
-    "last_fetched_epoch": MAYBE_INT32,
-    "replica_id": (0, INT32),
-    "Fetch.replica_id": MAYBE_INT32,
-    "replica_ids": (0, INT32),
-    "proposed_replica_ids": (0, INT32),
-    "leader_id": MAYBE_INT32,
-    "InSyncReplicas.leader_id": (0, INT32),
-    "min_in_sync_replicas": (1, INT32),
-    "local_error_code": (-1, 2**15 - 1),
-    "isolation_level": (0, 2),
-    "required_terms": (0, 1),
-    "unless_count": ANY,
-    "value_at": ANY,
-    "failed_at": ANY,
-    "item_count": ANY,
-    "item_index": ANY,
-    "kind": (0, 5),
-    "OperationColumns.kind": (1, 5),
-    "type": ANY,
-    "order": (0, 4),
-    "outcomes": (1, 5),
-    "state": (1, 6),
-    "stale_ms": OFFSET,
-    "lag_ms": OFFSET,
-    "page_size": (0, INT32),
-    "limit": (0, INT32),
-}
-"""Of each integer, by name, or by the names of its message and itself. Those of columns are in the engine's table."""
+"""Of a number that needs no range."""
+
+
+def read_ranges() -> Iterator[tuple[str, tuple[int, int] | None]]:
+    for line in cases_of(Path(__file__).with_name("ranges.txt")):
+        name, *ends = line.split()
+        yield name, ANY if ends == ["any"] else (int(ends[0]), int(ends[1]))
+
+
+RANGES: Final = dict(read_ranges())
+"""As in ranges.txt."""
 COLUMNS: Final = {
     ("OperationColumns", kind, one.wire_name): (min(one.lowest, one.default), one.highest)
     for one in OPERATION_COLUMNS
     for kind in one.kinds
     if one.name not in {"required_terms", "unless_count"}
-} | {("EventColumns", kind, "offset"): MAYBE_OFFSET for kind in (LAST_STABLE_OFFSET, KEY_SIGNALLED)}
+} | {("EventColumns", kind, "offset"): (-1, LARGEST) for kind in (LAST_STABLE_OFFSET, KEY_SIGNALLED)}
 """By the kind of operation, or the type of event."""
 
 BESIDES: Final = {
