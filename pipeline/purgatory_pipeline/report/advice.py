@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from purgatory_pipeline.report.estimates import MILLION, QUANTILES, Curve, Floats, Share, estimate
 from purgatory_pipeline.report.facts import CANCELLED, CARRIED_IN, EXPIRED, FAILED, SATISFIED, UNFINISHED, has_ended
 from purgatory_pipeline.report.near_misses import LOOKED_UP, REACHED
-from purgatory_pipeline.report.report_tables import ADVICE, SURVIVAL, TIMEOUTS
+from purgatory_pipeline.report.report_tables import TABLES
 from purgatory_pipeline.spark.tasks import small_side
 
 IN_USE_MAX: Final = 3
@@ -131,8 +131,8 @@ def advise(
                 | {"estimated": curve.estimated(timeout_ms)}
             )
         points += [head | point for point in _points(curve)]
-    rows = {ADVICE: advice, TIMEOUTS: timeouts, SURVIVAL: points}
-    return {table.name: pa.Table.from_pylist(part, schema=table.schema) for table, part in rows.items()}
+    rows = {"advice": advice, "timeouts": timeouts, "survival": points}
+    return {name: pa.Table.from_pylist(part, TABLES[name].schema) for name, part in rows.items()}
 
 
 def sentence(row: Row, judged: Mapping[int, Share]) -> str:

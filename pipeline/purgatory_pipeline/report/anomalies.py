@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from purgatory_pipeline.report.report_tables import ANOMALIES
+from purgatory_pipeline.report.report_tables import TABLES
 from purgatory_pipeline.report.rollups import OF_TOPICS_AND_WINDOWS, OF_WINDOWS
 from purgatory_pipeline.spark.tasks import small_side
 
@@ -79,7 +79,7 @@ def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
         for name, of in (("window_start", "window"), ("compared_with", "compared"))
     }
     rows = first.assign(topic=first["topic"].mask(first["is_all"], None), **instants)
-    return pa.Table.from_pandas(rows, ANOMALIES.schema, preserve_index=False)
+    return pa.Table.from_pandas(rows, TABLES["anomalies"].schema, preserve_index=False)
 
 
 def _compared(windows: pd.DataFrame, window_ms: int) -> pd.DataFrame:

@@ -66,7 +66,7 @@ def report(
     from purgatory_pipeline.location import open_output
     from purgatory_pipeline.report.objective import parse_objective
     from purgatory_pipeline.report.report_builder import ReportOptions, make_report, write_tables
-    from purgatory_pipeline.report.report_tables import INTAKE
+    from purgatory_pipeline.report.report_tables import TABLES
     from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
     from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 
@@ -92,7 +92,7 @@ def report(
     registrations, outcomes, events = (read(table) for table in ("registrations", "outcomes", "events"))
     with unwrapped_errors():
         made = make_report(registrations, outcomes, events, options, is_matched=intake.is_matched)
-        known = {INTAKE.name: pa.Table.from_pylist(intake.rows(), INTAKE.schema), **made.known}
+        known = {"intake": pa.Table.from_pylist(intake.rows(), TABLES["intake"].schema), **made.known}
         written = write_tables(made.computed, known, place)
         made.release()
     for line in advised(written["advice"][0]):

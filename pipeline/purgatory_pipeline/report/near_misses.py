@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from purgatory.engine import codes
 from purgatory_pipeline.report.estimates import MILLION, quantiles
 from purgatory_pipeline.report.facts import EXPIRED, queried
-from purgatory_pipeline.report.report_tables import NEAR_MISSES
+from purgatory_pipeline.report.report_tables import TABLES
 
 LOOKED_UP: Final = tuple(codes.KIND_NAMES[kind] for kind in (codes.PRODUCE, codes.DELETE_RECORDS, codes.SIGNAL))
 """The kinds of which all expired waits are in `near_misses`, reached or not."""
@@ -50,4 +50,6 @@ def near_miss_table(counts: pd.DataFrame) -> pa.Table:
     late = quantiles(curves.ngroup()[is_reached].to_numpy(), late_ms, weights, len(rows), LATE)
     known = {name: pd.Series(values).where(rows["reached"] > 0).astype("Int64") for name, values in late.items()}
     share = rows["reached"] / rows["expired"]
-    return pa.Table.from_pandas(rows.assign(**known, reached_share=share), NEAR_MISSES.schema, preserve_index=False)
+    return pa.Table.from_pandas(
+        rows.assign(**known, reached_share=share), TABLES["near_misses"].schema, preserve_index=False
+    )

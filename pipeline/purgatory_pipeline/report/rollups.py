@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from purgatory_pipeline.report.facts import queried
-from purgatory_pipeline.report.report_tables import GROUPS, HOT_KEYS, TOPICS, WINDOWS
+from purgatory_pipeline.report.report_tables import TABLES
 from purgatory_pipeline.spark.tasks import BROADCAST_ROWS_MAX, small_side
 
 OF_GROUPS: Final = 0
@@ -31,23 +31,23 @@ def rolled_up(facts: DataFrame, few: DataFrame) -> DataFrame:
 def group_waits(rows: DataFrame, window_ms: int) -> DataFrame:
     window_start = F.timestamp_millis(F.col("window") * F.lit(window_ms))
     of_groups = rows.where(F.col("level") == OF_GROUPS)
-    return of_groups.withColumn("window_start", window_start).select(*GROUPS.column_names)
+    return of_groups.withColumn("window_start", window_start).select(*TABLES["groups"].column_names)
 
 
 def topic_waits(rows: DataFrame) -> DataFrame:
-    return rows.where(F.col("level") == OF_TOPICS).select(*TOPICS.column_names)
+    return rows.where(F.col("level") == OF_TOPICS).select(*TABLES["topics"].column_names)
 
 
 def window_waits(rows: pd.DataFrame, window_ms: int) -> pa.Table:
     """The table `windows`, from rows of `rolled_up`; other levels are ignored."""
     of_windows = rows[rows["level"] == OF_WINDOWS]
     starts = pd.to_datetime(of_windows["window"] * window_ms, unit="ms", utc=True)
-    return pa.Table.from_pandas(of_windows.assign(window_start=starts), WINDOWS.schema, preserve_index=False)
+    return pa.Table.from_pandas(of_windows.assign(window_start=starts), TABLES["windows"].schema, preserve_index=False)
 
 
 def hot_keys(rows: DataFrame, top: int) -> DataFrame:
     found = queried("hot_keys", lost=queried("lost", rows=rows, by="partition"), top=top)
-    return found.select(*HOT_KEYS.column_names)
+    return found.select(*TABLES["hot_keys"].column_names)
 
 
 def principals(rows: DataFrame) -> DataFrame:

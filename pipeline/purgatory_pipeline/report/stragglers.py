@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from purgatory_pipeline.report.estimates import MILLION, quantiles
 from purgatory_pipeline.report.facts import queried
-from purgatory_pipeline.report.report_tables import SLOW_PRODUCES, STRAGGLERS
+from purgatory_pipeline.report.report_tables import TABLES
 from purgatory_pipeline.spark.tasks import BROADCAST_ROWS_MAX, small_side
 
 HELD: Final = {"median_ms": 500_000, "p99_ms": 990_000, "max_ms": MILLION}
@@ -46,7 +46,7 @@ def slow_produces(counts: pd.DataFrame) -> pa.Table:
     sums = counts.groupby("cause", as_index=False)[["waits", "waited_ms"]].sum()
     named = sums.rename(columns={"waits": "operations", "waited_ms": "waited_total_ms"})
     share = named["operations"] / named["operations"].sum()
-    return pa.Table.from_pandas(named.assign(share=share), SLOW_PRODUCES.schema, preserve_index=False)
+    return pa.Table.from_pandas(named.assign(share=share), TABLES["slow_produces"].schema, preserve_index=False)
 
 
 def stragglers(counts: pd.DataFrame) -> pa.Table:
@@ -59,4 +59,4 @@ def stragglers(counts: pd.DataFrame) -> pa.Table:
     held_ms, waits = (both[name].to_numpy(np.int64) for name in ("held_ms", "waits"))
     found = quantiles(blamed.ngroup().to_numpy(), held_ms, waits, len(rows), HELD)
     share = rows["held_back"] / rows.groupby("topic", dropna=False)["held_back"].transform("sum")
-    return pa.Table.from_pandas(rows.assign(**found, share=share), STRAGGLERS.schema, preserve_index=False)
+    return pa.Table.from_pandas(rows.assign(**found, share=share), TABLES["stragglers"].schema, preserve_index=False)

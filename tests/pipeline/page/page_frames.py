@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 from purgatory_pipeline.replay.replay_page import ReplayInfo
-from purgatory_pipeline.report.report_tables import TABLES, WINDOWS, ReportInfo
+from purgatory_pipeline.report.report_tables import TABLES, ReportInfo
 
 START = datetime(2026, 7, 1, tzinfo=UTC)
 WINDOW = timedelta(hours=1)
@@ -114,7 +114,7 @@ def report_info(**changes: object) -> ReportInfo:
         "window_ms": 3_600_000,
         "slow_over_ms": 145,
         "slow_share": 0.01,
-        "totals": {name: sum(row[name] for row in windows) for name in WINDOWS.column_names[2:12]},
+        "totals": {name: sum(row[name] for row in windows) for name in TABLES["windows"].column_names[2:12]},
         "rows": {"groups": 51_200},
         "notes": ("Run 7f3a crashed: its rows after 2026-07-02 04:10 are missing.",),
         "versions": {"purgatory": "0.2.0", "schema": "1", "spark": "4.3.0"},
