@@ -1,5 +1,6 @@
 """The tables of the journal and their version. They are in `migrations/`; docs/durability.md describes each table."""
 
+import re
 import sqlite3
 from contextlib import closing
 from importlib.resources import files
@@ -12,7 +13,24 @@ APPLICATION_ID: Final = 0x50555247
 
 _SCRIPTS: Final = ("1_tables.sql", "2_key_values.sql", "3_key_principals.sql")
 MIGRATIONS: Final = tuple(files(__package__).joinpath("migrations", name).read_text("utf-8") for name in _SCRIPTS)
-"""Script n turns version n into version n + 1; version 0 is an empty file. After a release, only append to it."""
+"""Script n turns version n into version n + 1; version 0 is an empty file. After a release, only append to it. One that
+only creates tables lets a fleet go back to the release before, until they have rows.
+"""
+
+
+def _readable_from(oldest: int = 3) -> dict[str, int]:
+    tables: dict[str, int] = {}
+    for version, script in enumerate(MIGRATIONS, 1):
+        created = re.findall(r"CREATE TABLE (\w+) \(", script)
+        if script.count(";") != len(created) or not created:
+            tables = dict.fromkeys(tables, version)
+        tables |= dict.fromkeys(created, max(version, oldest))
+    return tables
+
+
+READABLE_FROM: Final = _readable_from()
+"""The oldest version, from that of 0.1.0 on, whose programs understand the rows of each table."""
+OLDEST: Final = min(READABLE_FROM.values())
 
 
 def _columns() -> dict[str, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from purgatory.journal.row_codec import Value
-from purgatory.journal.sql_schema import MIGRATIONS
+from purgatory.journal.sql_schema import MIGRATIONS, OLDEST, READABLE_FROM
 from purgatory.journal.statements import DELETE, ORDER, UPSERT, Statements
 from purgatory.replicated_log.errors import LogRefused
 from purgatory.v1 import fleet_log_pb2 as pb
@@ -65,7 +65,7 @@ class Entry:
     log_id: bytes = b""
     previous_position: int = -1
     previous_writer: bytes = b""
-    tables: int = TABLES
+    tables: int = OLDEST
     position: int = -1
     logged_ms: int = 0
     rows: Statements | None = field(default=None, compare=False, repr=False)
@@ -122,16 +122,16 @@ class Entry:
             )
 
 
-def pack_rows(statements: Statements) -> bytes:
+def pack_rows(statements: Statements) -> tuple[bytes, int]:
     """Encode what `StatementBuilder` made of a group, as the content of an entry. It names tables, because the SQL of
-    another version differs.
+    another version differs. With it, the oldest version of the tables whose programs understand it.
     """
     rows = pb.LogRows()
     for table, upsert in UPSERT.items():
         put, deleted = statements[upsert], statements[DELETE[table]] if table in DELETE else []
         if put or deleted:
             rows.tables.append(pb.TableRows(table=table, put=map(_row, put), deleted=map(_row, deleted)))
-    return rows.SerializeToString()
+    return rows.SerializeToString(), max(READABLE_FROM[one.table] for one in rows.tables)
 
 
 def unpacked(entry: Entry) -> Entry | None:

@@ -16,6 +16,7 @@ from purgatory.journal.crash_points import AFTER_APPEND, AFTER_COMMIT, BEFORE_AP
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Moment
+from purgatory.journal.sql_schema import OLDEST
 from purgatory.journal.statements import Statements, moment_of
 from purgatory.replicated_log.entry import Entry, Kind, pack_rows
 from purgatory.replicated_log.errors import FleetLogError
@@ -77,13 +78,13 @@ class Leadership:
         """Return the time since the last group. See `Standby.elapsed_ms`."""
         return self._elapsed_ms()
 
-    def begin(self, kind: Kind, moment_ms: int, content: bytes = b"") -> None:
+    def begin(self, kind: Kind, moment_ms: int, content: bytes = b"", tables: int = OLDEST) -> None:
         """Send an entry to the log; `finish` must follow. No other thread can append in between."""
         self._lock.acquire()
         self._began_s, self._moment_ms = time.monotonic(), moment_ms
         self.appended_bytes += len(content)
         try:
-            self._pending = self._writer.begin(kind, moment_ms, content)
+            self._pending = self._writer.begin(kind, moment_ms, content, tables)
         except BaseException as error:
             self._lock.release()
             if isinstance(error, FleetLogError):
@@ -160,9 +161,9 @@ class LeaderStore(CopyStore):
         failed: sqlite3.Error | None = None
         self.check_files()
         moment, number = moment_of(statements)
-        content = pack_rows(statements)
+        content, tables = pack_rows(statements)
         self._crash.reached(BEFORE_APPEND)
-        self._leadership.begin(Kind.GROUP, moment.engine_ms, content)
+        self._leadership.begin(Kind.GROUP, moment.engine_ms, content, tables)
         try:
             self._database.execute("BEGIN IMMEDIATE")
             self._write(statements)

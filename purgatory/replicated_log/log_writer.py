@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple, TypeVar
 
+from purgatory.journal.sql_schema import OLDEST
 from purgatory.replicated_log.entry import PART_BYTES_MAX, Entry, Kind
 from purgatory.replicated_log.errors import CutOff, Fenced, LogLost, LogUnavailable
 from purgatory.replicated_log.reign import Reign, ReignState
@@ -87,11 +88,14 @@ class AppendRules:
                 )
         raise LogUnavailable(f"the log does not return position {known.position}")
 
-    def append(self, kind: Kind, moment_ms: int, content: bytes = b"") -> Steps[Entry]:
+    def append(self, kind: Kind, moment_ms: int, content: bytes = b"", tables: int = OLDEST) -> Steps[Entry]:
         now = self._reign.state
         if now.writer != self._writer:
             raise Fenced("this daemon does not lead")
-        entry = whole = Entry(kind, now.epoch, self._writer, now.number + 1, moment_ms, content, log_id=now.log_id)
+        whole = Entry(
+            kind, now.epoch, self._writer, now.number + 1, moment_ms, content, log_id=now.log_id, tables=tables
+        )
+        entry = whole
         for part in whole.parts(self._part_bytes_max):
             entry = yield from self._place(part)
         return entry
@@ -201,11 +205,11 @@ class LogWriter:
         """`begin` and `finish` at once."""
         return self.begin(kind, moment_ms, content).finish()
 
-    def begin(self, kind: Kind, moment_ms: int, content: bytes = b"") -> "PendingAppend":
+    def begin(self, kind: Kind, moment_ms: int, content: bytes = b"", tables: int = OLDEST) -> "PendingAppend":
         """Send a leader's entry to the log: any kind except a claim, with rows of any size (`pack_rows`). The caller
         must `finish` it before the next one. Raises as `PendingAppend.finish`.
         """
-        return PendingAppend(self._requests(self._rules.append(kind, moment_ms, content), self._cut_off_s))
+        return PendingAppend(self._requests(self._rules.append(kind, moment_ms, content, tables), self._cut_off_s))
 
     def _run(self, steps: Steps[_T], cut_off_s: float) -> _T:
         return _result(self._requests(steps, cut_off_s))

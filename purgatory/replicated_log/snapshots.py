@@ -12,7 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from purgatory.journal.errors import JournalDamaged, damaged
+from purgatory.journal.errors import JournalDamaged, JournalTooNew, damaged
+from purgatory.journal.sql_schema import MIGRATIONS, OLDEST, READABLE_FROM, migrate
 from purgatory.journal.store import FILE_WRONG
 from purgatory.replicated_log.entry import PART_BYTES_MAX
 from purgatory.replicated_log.errors import LogRefused
@@ -83,9 +84,21 @@ def store_snapshot(database: Path, log: ReplicatedLog, place: LogPlace | None = 
                 start_place(copied, place)
             position = read_place(copied, database.parent).position
             check_rows(copied, database.parent)  # a damaged snapshot would be all that is left, once the log is trimmed
+            drop_new_tables(copied)
         content = zlib.compress(copy.read_bytes(), FASTEST)
     log.put_snapshot(position, [content[at : at + PART_BYTES_MAX] for at in range(0, len(content), PART_BYTES_MAX)])
     return position
+
+
+def drop_new_tables(database: sqlite3.Connection) -> None:
+    """Turn a file back to the oldest version that has all its rows, so that daemons of that version can load it."""
+    for version in range(len(MIGRATIONS), OLDEST, -1):
+        tables = [table for table, readable_from in READABLE_FROM.items() if readable_from == version]
+        if any(database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables):  # noqa: S608 - ours
+            return
+        for table in tables:
+            database.execute(f"DROP TABLE {table}")
+        database.execute(f"PRAGMA user_version = {version - 1}")
 
 
 def store_and_trim(database: Path, log: ReplicatedLog) -> LastSnapshot:
@@ -132,9 +145,10 @@ def unpack(snapshot: Snapshot, path: Path) -> LogPlace:
         with path.open("wb") as file:
             file.writelines(_decompressed(snapshot.read()))
         with closing(sqlite3.connect(path)) as database:
+            migrate(database, path.name)
             place = read_place(database, path.parent)
             check_rows(database, path.parent)
-    except (zlib.error, ValueError, sqlite3.Error, JournalDamaged) as error:
+    except (zlib.error, ValueError, sqlite3.Error, JournalDamaged, JournalTooNew) as error:
         what = error.what if isinstance(error, JournalDamaged) else error
         raise LogRefused(f"the snapshot of position {snapshot.position} cannot be used ({what})") from None
     return place

@@ -21,8 +21,9 @@ from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import PAGE_BYTES
+from purgatory.replicated_log import snapshots
 from purgatory.replicated_log import standby as standby_module
-from purgatory.replicated_log.entry import Entry, Kind, pack_rows, unpacked
+from purgatory.replicated_log.entry import TABLES, Entry, Kind, pack_rows, unpacked
 from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.replica import MARK, Replica
 from purgatory.replicated_log.replicated_log import Snapshot
@@ -68,7 +69,7 @@ def a_log() -> list[Entry]:
         group.keys.append(extremes)
         group.dead_letters.append((number, b"%d" % number * 3_000))
         group.dead_letters.append((number - 4, b""))
-        content = pack_rows(builder.statements(group))
+        content, _ = pack_rows(builder.statements(group))
         entry = Entry(Kind.GROUP, 1, OTHER, number, group.moment.engine_ms, content, log_id=ORIGIN.log_id)
         log.append(entry.at(number + 1, 1))
     return log
@@ -406,3 +407,43 @@ def test_snapshot_that_cannot_be_decoded_is_skipped(
     assert peak_bytes < 20_000_000
     assert f"the snapshot of position {LAST + 5} cannot be used" in caplog.text
     assert any(one in caplog.text for one in why.split("|"))
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_snapshot_of_a_later_release_is_loaded_while_its_new_tables_have_no_rows(
+    stored: list[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_used: bool,
+) -> None:
+    """Otherwise the snapshot before it is loaded."""
+    log, file = MemoryLog(), tmp_path / "later" / DATABASE
+    follow(file.parent, a_log())[0].release()
+    alter(file, "CREATE TABLE later (number INTEGER PRIMARY KEY)")
+    alter(file, f"PRAGMA user_version = {TABLES + 1}")
+    if is_used:
+        alter(file, "INSERT INTO later VALUES (1)")
+    with monkeypatch.context() as later:
+        later.setattr(snapshots, "MIGRATIONS", (*snapshots.MIGRATIONS, "its script"))
+        later.setitem(snapshots.READABLE_FROM, "later", TABLES + 1)
+        store_snapshot(file, log)
+    [(_, chunks)] = log.stored
+    log.stored[:] = [(LAST, stored), (LAST + 5, chunks)]
+    replica = Replica(tmp_path)
+    assert load_snapshot(log, replica)
+    replica.release()
+    assert (f"has version {TABLES + 1}; this program supports versions up to {TABLES}" in caplog.text) == is_used
+    assert rows_of_file(tmp_path) == (LAST, rows_of_log(audit(a_log()), LAST))
+
+
+def test_snapshot_of_an_earlier_release_is_migrated(stored: list[bytes], tmp_path: Path) -> None:
+    log, file = MemoryLog(), tmp_path / "earlier.db"
+    file.write_bytes(zlib.decompress(b"".join(stored)))
+    alter(file, "DROP TABLE key_principals")
+    alter(file, "PRAGMA user_version = 2")
+    log.stored.append((LAST, [zlib.compress(file.read_bytes())]))
+    replica = Replica(tmp_path)
+    assert load_snapshot(log, replica)
+    assert (replica.place.position, replica.count("key_principals")) == (LAST, 0)
+    replica.release()

@@ -144,7 +144,7 @@ def test_group_that_cannot_be_decoded_is_void(content: bytes, parts: int) -> Non
     this number counts. Of a group in parts, only the last one is void.
     """
     reign, rows = Reign(unpacked=unpacked), statements_of(1)
-    whole = pack_rows(rows)
+    whole, _ = pack_rows(rows)
     *first, last = Entry(Kind.GROUP, 1, b"w", 1, content=whole).parts(len(whole) - parts + 1)
     entries = [Entry(Kind.CLAIM, 1, b"w"), *first, replace(last, content=content), last]
     judged = [reign.accept(entry.at(at, 0)) for at, entry in enumerate(entries)]

@@ -34,7 +34,7 @@ def log() -> MemoryLog:
 
 
 def group(number: int, engine_ms: int) -> Entry:
-    return Entry(Kind.GROUP, 1, OTHER, number, engine_ms, pack_rows(statements_of(number)), log_id=ORIGIN.log_id)
+    return Entry(Kind.GROUP, 1, OTHER, number, engine_ms, pack_rows(statements_of(number))[0], log_id=ORIGIN.log_id)
 
 
 def standby_of(log: MemoryLog, folder: Path, silence_s: float = SILENCE_S) -> Standby:

@@ -1,6 +1,4 @@
-"""Daemons over one log in a real PostgreSQL: a leader and its standby, whose disks fail and which are upgraded, and
-shards on two hosts.
-"""
+"""Daemons over one log in a real PostgreSQL: a leader and its standby, whose disks fail, and shards on two hosts."""
 
 import asyncio
 import contextlib
@@ -24,20 +22,15 @@ from purgatory_client.unary import shards_of
 from examples.free_ports import free_ports
 from examples.local_postgres import LocalPostgres
 from examples.secure_demo.authority import Authority
-from purgatory.journal.directory import DATABASE
-from purgatory.replicated_log.entry import TABLES
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.open_log import open_log
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.client.cli.test_commands import purgatory
-from tests.compatibility import unpack_release
 from tests.deploy.test_monitoring import FLEET, answer_of, prometheus, queries, until_firing
 from tests.fleet.audit import check_files
 from tests.fleet.filling import CALM, SNAPSHOTS
 from tests.fleet.shard_daemons import client_of
-from tests.histories.judge import Judge
-from tests.histories.wire_load import WireLoad
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.faults import Power
@@ -379,56 +372,6 @@ async def test_standby_catches_up_after_each_power_failure(
         await asyncio.to_thread(leader.end, signal.SIGTERM)
         await advance_patiently(client, 7)
     await asyncio.to_thread(audit, url, pair)
-
-
-# The upgrade by handover, under load, from the last release to a later one whose journal has a further table.
-
-NEXT_RELEASE = "tests.postgres.fleet.next_release"
-
-
-def hand_over(leader: Member, other: Member) -> None:
-    """Let the other one lead. The leader has ended afterwards."""
-    assert fleet_command(["handover", "--address", leader.grpc_address]) == 0
-    assert leader.process.wait(PATIENCE_S) == EXIT_REPLACED
-    other.until("/leaderz")
-
-
-def upgrade(standby: Member) -> None:
-    """Start the later release in place of a daemon, on the same folder; returns once it stands by."""
-    standby.end()
-    standby.module, standby.environment = NEXT_RELEASE, {}
-    standby.start_if_ended()
-    standby.until("/readyz")
-
-
-async def test_upgrade_by_handover_loses_repeats_and_hastens_nothing(url: str, tmp_path: Path) -> None:
-    """The later release takes over a log of the earlier one. From then on the earlier one stops at its start and says
-    why, until it is upgraded too.
-    """
-    judge = Judge()
-    load = WireLoad(judge, seed=1)
-    with Fleet(tmp_path, url, *CALM, environment=unpack_release(tmp_path / "last")) as fleet:
-        a, b = await asyncio.to_thread(fleet.start_pair)
-        load.start(f"ipv4:{fleet.address}")
-        try:
-            await asyncio.to_thread(upgrade, b)
-            await asyncio.to_thread(hand_over, a, b)
-            a.start_if_ended()
-            assert await asyncio.to_thread(a.process.wait, PATIENCE_S) == 1
-            assert f"has version {TABLES + 1} of the journal's tables" in a.log
-            await asyncio.to_thread(upgrade, a)
-            await asyncio.to_thread(hand_over, b, a)
-            await load.until_all_rise(lambda caller: caller.accepted_batches, load.check, "served after the upgrade")
-            await load.settle(load.check)
-        finally:
-            await load.end()
-    judge.check_end()
-    judge.check()
-    for member in (a, b):
-        with contextlib.closing(sqlite3.connect(member.data / DATABASE)) as database:
-            assert database.execute("PRAGMA user_version").fetchone() == (TABLES + 1,)
-    with contextlib.closing(open_log(url)) as log:
-        assert check_files(log, [a.data, b.data]) > 0
 
 
 # Alerts and the dashboard's row about a fleet, with a real Prometheus.
