@@ -5,9 +5,11 @@ styles without being redrawn. Legends are part of the page, not of the drawing, 
 screen readers.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from importlib.resources import files
 from typing import Any, Final, Literal, TypeVar
 
 import altair as alt
@@ -30,45 +32,7 @@ OUTCOME_COLOURS: Final = {
     "refused": "var(--refused)",
     "open": "var(--quiet)",
 }
-LABEL_LIMIT: Final = 150
-_FONT: Final = (
-    'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif'
-)
-_AXIS: Final = {
-    "labelFont": _FONT,
-    "labelFontSize": 11.5,
-    "labelColor": "var(--quiet)",
-    "labelLimit": LABEL_LIMIT,
-    "labelPadding": 6,
-    "titleFont": _FONT,
-    "titleFontSize": 11.5,
-    "titleFontWeight": 400,
-    "titleColor": "var(--quiet)",
-    "titlePadding": 10,
-    "gridColor": "var(--grid)",
-    "domainColor": "var(--line)",
-    "ticks": False,
-}
-CONFIG: Final[dict[str, Any]] = {
-    "background": "transparent",
-    "font": _FONT,
-    "padding": {"left": 2, "right": 8, "top": 4, "bottom": 2},
-    "view": {"stroke": None},
-    "axis": _AXIS,
-    "axisX": {"grid": False, "labelFlush": True, "labelOverlap": "greedy", "labelSeparation": 12},
-    "axisY": {
-        "domain": False,
-        "minExtent": 40,
-        "titleAngle": 0,
-        "titleAlign": "left",
-        "titleAnchor": "end",
-        "titleBaseline": "bottom",
-        "titleX": 0,
-        "titleY": -9,
-    },
-    "text": {"font": _FONT, "fontSize": 11.5},
-    "mark": {"aria": False},
-}
+CONFIG: Final[dict[str, Any]] = json.loads(files(__package__).joinpath("vega_config.json").read_text("utf-8"))
 
 SHORTEST_MS: Final = 1.0
 """Logarithmic scales begin here, since the daemon counts in milliseconds; a wait of 0 ms is drawn at 1 ms."""
