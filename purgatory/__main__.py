@@ -8,7 +8,6 @@ from purgatory.startup_signals import handle_startup_signals
 
 
 def main() -> None:
-    """The entry point of the console script."""
     if sys.argv[1:2] == ["serve"]:
         handle_startup_signals()
         # gRPC would log a line for each process that the daemon starts. None of them uses gRPC's connections.

@@ -100,12 +100,10 @@ def complain(error: Exception) -> None:
 
 
 def write_lists(formatter: click.HelpFormatter, under: Mapping[str, list[tuple[str, str]]]) -> None:
-    """Write lists of names and explanations, each under its heading."""
     for heading, rows in under.items():
         with formatter.section(heading):
             formatter.write_dl(rows)
 
 
 def starting(words: Iterable[str], typed: str) -> list[str]:
-    """The words that may complete what was typed."""
     return [word for word in words if word.startswith(typed)]

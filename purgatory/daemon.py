@@ -173,7 +173,6 @@ class Daemon:
             extension.serving()
 
     def _methods(self) -> dict[str, handlers.Method]:
-        """Return the service's methods, including those of extensions."""
         added: dict[str, handlers.Method] = {}
         for extension in self._extensions:
             added |= extension.calls()

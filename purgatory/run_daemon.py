@@ -156,7 +156,6 @@ def daemon_command(extensions: Sequence[type[Extension]]) -> click.Command:
 
 
 def _run(settings: Settings, extensions: Sequence[type[Extension]]) -> int:
-    """Run the daemon; return its exit code."""
     garbage.use_one_arena()
     start_logging(settings.log.format, settings.log.level)
     for explanation in unknown_variables(type(settings)):

@@ -206,7 +206,6 @@ def open_source(uri: SourceUri) -> Source:
 
 
 def main() -> None:
-    """The console script `purgatory-source`."""
     app(prog_name=app.name)
 
 

@@ -186,5 +186,4 @@ def show_help(topic: str | None) -> None:
 
 
 def main() -> None:
-    """The entry point of the console script."""
     app(prog_name="purgatory", args=sys.argv[1:])

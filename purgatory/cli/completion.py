@@ -82,7 +82,6 @@ async def _letters(client: AsyncClient, _typed: str) -> list[str]:
 
 
 def choice(names: Iterable[str]) -> Complete:
-    """Make a completion function that offers these names."""
     return lambda _context, _parameter, incomplete: starting(names, incomplete)
 
 

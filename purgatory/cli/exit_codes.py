@@ -9,8 +9,6 @@ from purgatory_client.results import Outcome
 
 
 class Exit(IntEnum):
-    """Exit codes."""
-
     OK = 0
     ERROR = 1
     USAGE = 2

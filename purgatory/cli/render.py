@@ -121,7 +121,6 @@ def result_document(answer: Result) -> dict[str, Any]:
 
 
 def token(ends: Positions) -> None:
-    """Print end positions as a token."""
     if AS_JSON.get():
         print_json({"token": ends.token, "offsets": ends.offsets})
     else:
@@ -143,7 +142,6 @@ def cancelled(count: int) -> None:
 
 
 def extended(operations: list[tuple[str, bool]]) -> None:
-    """Print for each operation whether it was pending."""
     lines = [f"{escape(name)}: {'extended' if pending else 'not pending'}" for name, pending in operations]
     print_either(dict(operations), *lines)
 
@@ -272,12 +270,10 @@ def shards(found: Iterable[tuple[str, views.Status | Unavailable]]) -> None:
 
 
 def pending_line(answer: views.Status) -> str:
-    """The daemon's version, and how many operations are pending."""
     return f"purgatory {answer.version}: {sum(kind.pending for kind in answer.kinds):,} pending"
 
 
 def counts_line(answer: views.Status) -> str:
-    """The daemon's objects and how many there are of each."""
     return (
         f"{counted(answer.partitions, 'partition')}, {counted(answer.signal_keys, 'signal key')}, "
         f"{counted(answer.sessions, 'session')} ({answer.sessions_connected:,} connected), "

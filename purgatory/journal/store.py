@@ -309,7 +309,6 @@ def typed_error(path: Path, error: sqlite3.Error | OSError) -> JournalError:
 
 
 def describe_failure(error: sqlite3.Error) -> WriteFailure:
-    """Translate an error of SQLite for callers."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code == sqlite3.SQLITE_FULL:
         return WriteFailure(is_full=True, reason=f"no space left for the journal ({error}): free some disk space")

@@ -32,8 +32,6 @@ _ENCODED: Final = [field.name for field in pb.LogEntry.DESCRIPTOR.fields if fiel
 
 
 class Kind(IntEnum):
-    """The purpose of an entry."""
-
     UNREADABLE = pb.LOG_ENTRY_KIND_UNSPECIFIED
     """Something that is not an entry of a fleet, or damaged."""
     CLAIM = pb.LOG_ENTRY_KIND_CLAIM

@@ -76,8 +76,6 @@ class _Stored(NamedTuple):
 
 
 class KafkaLog(ReplicatedLog):
-    """See `ReplicatedLog`."""
-
     def __init__(self, brokers: str, name: str, shard: int = 0, settings: Mapping[str, str] | None = None) -> None:
         """Create the clients, which connect in the background.
 

@@ -101,7 +101,6 @@ class AppendRules:
         return entry
 
     def judge(self, read: Entry) -> Entry | None:
-        """Judge an entry and apply it if it is valid."""
         judged = self._reign.accept(read)
         if judged is not None:
             self._apply(judged)

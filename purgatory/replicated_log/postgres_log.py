@@ -103,8 +103,6 @@ class _Failed(Exception):
 
 
 class PostgresLog(ReplicatedLog):
-    """See `ReplicatedLog`."""
-
     def __init__(self, url: str, shard: int = 0) -> None:
         """Connections are made when needed. `url`: "postgresql://host/database", or anything that libpq accepts."""
         self._url: Final = url

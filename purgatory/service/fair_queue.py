@@ -36,8 +36,6 @@ async def next_loop_turn() -> None:
 
 
 class Waiter(NamedTuple):
-    """A unit of work that waits for its turn."""
-
     future: asyncio.Future[None]
     since_us: int
     is_call: bool

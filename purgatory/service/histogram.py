@@ -36,7 +36,6 @@ class Histogram:
         self._counts: Final = [0] * (len(self.finer_ms) + 1)
 
     def observe(self, value_ms: float, times: int = 1) -> None:
-        """Add one value that occurred `times` times."""
         # Bounds are inclusive, as those of Prometheus: a value equal to a bound belongs to that bucket.
         self._counts[bisect_left(self.finer_ms, value_ms)] += times
         self.sum_ms += value_ms * times

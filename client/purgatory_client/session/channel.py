@@ -143,7 +143,6 @@ def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.
 
 
 def channel_options(address: str) -> tuple[tuple[str, int | str], ...]:
-    """The options of a channel to this address."""
     return tuple({**dict(OPTIONS), **options_of(address)}.items())
 
 

@@ -38,8 +38,6 @@ from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 
 class SessionCore:
-    """The state of one session."""
-
     def __init__(self, session_id: str, pending_max: int) -> None:
         self.session_id: Final = session_id
         self.pending_max: Final = pending_max
@@ -256,7 +254,6 @@ class SessionCore:
     # For the connection
 
     def open_message(self) -> wire.SessionRequest:
-        """The first message of a new connection."""
         self.going_away = None
         opening = wire.OpenSession(
             session_id=self.session_id, last_sequence=self._sequence.last, columns=True, incarnation=self.incarnation

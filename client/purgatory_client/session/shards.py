@@ -31,7 +31,6 @@ class ShardRefusal(NamedTuple):
 
 
 def shard_of(session_id: str, shards: int) -> int:
-    """The shard to which a session belongs."""
     return crc32(session_id.encode()) % shards
 
 

@@ -90,7 +90,6 @@ class Positions:
 
     @classmethod
     def of_ends(cls, ends: Iterable[source_pb2.PartitionEnd]) -> "Positions":
-        """Convert the wire message."""
         offsets: dict[Name, int] = {}
         leader_epochs: dict[Name, int] = {}
         for end in ends:

@@ -137,7 +137,6 @@ def _set(message: Message, field: str, value: int) -> None:
 
 
 def _elapsed_ms(entry: Entry, now: float) -> int:
-    """Milliseconds since it was submitted."""
     return int((now - entry.submitted_at) * 1_000)
 
 

@@ -167,7 +167,6 @@ class GroupMarks:
         return [UncertainOffset(name, mark.committed, published)]
 
     def doubts(self, groups: Iterable[str]) -> list[UncertainOffset]:
-        """The uncertain offsets of these groups."""
         names = (name for group in groups for name in self._by_group.get(group, ()))
         marks = ((name, self._marks[name]) for name in names)
         return [
@@ -212,11 +211,9 @@ class GroupMarks:
         return None if mark is None else (mark.committed, max(mark.committed, mark.proved), mark.moved_at)
 
     def committed_names(self, group: str) -> set[CommitName]:
-        """Names for which the group has committed an offset."""
         return {name for name in self._by_group.get(group, ()) if self._marks[name].committed != NO_COMMIT}
 
     def groups_on(self, topic: str) -> set[str]:
-        """The groups with marks on a topic."""
         return {name[0] for name in self._by_topic.get(topic, ())}
 
     def groups(self) -> set[str]:

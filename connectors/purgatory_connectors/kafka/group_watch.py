@@ -125,7 +125,6 @@ class GroupWatch:
         return found
 
     def apply(self, batches: Sequence[CommitBatch]) -> None:
-        """Apply records of the topic."""
         self.reading_refused = None
         now = time.monotonic()
         changes: list[GroupMove] = []
@@ -147,7 +146,6 @@ class GroupWatch:
         self.publish(changes)
 
     def publish(self, changes: Iterable[GroupMove]) -> None:
-        """Publish marks that have moved."""
         seen = []
         for name, offset, is_set_back in changes:
             topic = self._names.of_group(*name[:2]) if name[0] else None
@@ -157,7 +155,6 @@ class GroupWatch:
             self._publisher.observe(seen)
 
     def cut(self, topic: str, partition: int, end: int) -> None:
-        """A log was truncated."""
         self.publish(self.marks.cut(topic, partition, end, time.monotonic()))
 
     def forget_topic(self, topic: str) -> None:
@@ -179,7 +176,6 @@ class GroupWatch:
         return self._polls.get(group, _NEVER).answered_at
 
     async def run(self) -> None:
-        """Poll groups until cancelled."""
         if self._poller is None:
             return
         while True:

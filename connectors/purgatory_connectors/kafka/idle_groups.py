@@ -97,12 +97,10 @@ class IdleGroups:
         self._wake.set()
 
     def doubt(self, doubts: Iterable[UncertainOffset]) -> None:
-        """Add uncertain offsets to settle."""
         self._doubts.update((doubt.name, doubt) for doubt in doubts)
         self._wake.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
         while True:
             self._wake.clear()
             is_busy = await self._settle() | await self._look()

@@ -38,8 +38,6 @@ CLUES: Final = {
 
 
 class KafkaSource(Source):
-    """Watches one cluster."""
-
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings: Final = settings
         self.name = settings.name
@@ -96,7 +94,6 @@ class KafkaSession:
         self._reader: Final = CommitReader(settings, self._events)
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         if self._settings.commits == "poll":
             self._groups.poll_only()
         else:
@@ -171,7 +168,6 @@ class KafkaSession:
     # Ends.
 
     async def ends(self, names: Sequence[str], as_of_ms: int | None = None) -> list[End]:
-        """See `Source.ends` and `Source.ends_at`."""
         wanted = [(name, *self._checked_name(name)) for name in names]
         topics = {topic for _, _, topic in wanted}
         await self._view.look(wanted=topics)

@@ -57,11 +57,9 @@ class MarkNames:
         )
 
     def group_prefix(self, group: str) -> str:
-        """Prefix of all mark names of a group."""
         return f"{self.prefix}{source_names.escaped_group(group)}/"
 
     def share_prefix(self, group: str) -> str:
-        """Prefix of all mark names of a share group."""
         return f"{self.shares}{source_names.escaped_group(group)}/"
 
     def parse(self, topic: str) -> ParsedName | None:

@@ -47,13 +47,11 @@ class ShareGroups:
         self._wake: Final = asyncio.Event()
 
     def want(self, shares: Iterable[CommitName]) -> None:
-        """Set the current demand."""
         self._wanted = frozenset(name for name in shares if self._settings.selects(*name[:2]))
         if self._wanted:
             self._wake.set()
 
     async def run(self) -> None:
-        """Poll until cancelled."""
         while self._poller is not None:
             began, groups = time.monotonic(), {group for group, _, _ in self._wanted}
             self._wake.clear()
@@ -72,7 +70,6 @@ class ShareGroups:
                     await self._wake.wait()
 
     def stale_marks(self) -> list[StaleMarks]:
-        """The marks that cannot be seen."""
         now = time.monotonic()
         return [
             StaleMarks(self._names.share_prefix(group), stale_ms=int((now - since) * 1000), reason=reason)

@@ -192,7 +192,6 @@ class TopicWatch:
         self.wanted: WantedMarks = NOTHING
 
     def want(self, wanted: WantedMarks) -> None:
-        """Set the current demand."""
         self.wanted = wanted
         self._stable.update(one for one in wanted.stable if self._is_ours(one[0]))
         self._wake.set()
@@ -359,7 +358,6 @@ class TopicWatch:
             self.publish(self.marks.seen(known, begun))
 
     def publish(self, moved: Iterable[Moved]) -> None:
-        """Publish ends that have moved."""
         seen = []
         for partition, end, is_cut in moved:
             if is_cut:
@@ -395,7 +393,6 @@ class TopicWatch:
 
 
 async def _within(waiting: object, seconds: float) -> bool:
-    """Whether `waiting` completed within this time."""
     try:
         async with asyncio.timeout(seconds):
             await waiting  # type: ignore[misc]

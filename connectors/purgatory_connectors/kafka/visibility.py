@@ -39,7 +39,6 @@ class LogVisibility:
         """Partitions that are held back by an open transaction."""
 
     async def run(self) -> None:
-        """Run until cancelled."""
         while True:
             if self._groups.is_reading and self._groups.loaded:
                 begun = time.monotonic()

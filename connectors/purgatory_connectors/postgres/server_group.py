@@ -113,7 +113,6 @@ class ServerGroup:
     # Observations.
 
     def observe(self, name: str, observation: ServerObservation, now: float) -> None:
-        """A listed server has answered."""
         server = self._servers[name]
         server.was_asked = server.is_heard = True
         server.aliases = observation.aliases
@@ -163,7 +162,6 @@ class ServerGroup:
         return changes
 
     def stale_marks(self) -> list[StaleMark]:
-        """The marks that cannot be seen now."""
         stale = [StaleMark(one.name, one.seen_at, one.stale) for one in self._servers.values() if one.stale]
         stale += [StaleMark(kind, one.seen_at, one.stale) for kind, one in self._derived.items() if one.stale]
         if self.primary is None:

@@ -68,7 +68,6 @@ class LinkedSource(ABC):
         self._store(self.replicator.unsaved)
 
     def store_all(self) -> None:
-        """Store new lineages and moved offsets."""
         self._store(self.replicator.unsaved)
         self._store(self.replicator.moved)
 
@@ -244,7 +243,6 @@ def _mark(partition: Partition) -> DaemonMark:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in a group of groups."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

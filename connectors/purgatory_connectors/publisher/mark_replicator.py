@@ -98,7 +98,6 @@ class MarkReplicator:
     # Input from the source.
 
     def observe(self, observations: Iterable[Observation]) -> None:
-        """Apply observations."""
         lineages, unsaved, moved = self._lineages, self.unsaved, self.moved
         for seen in observations:
             name = (seen.topic, seen.partition)
@@ -115,7 +114,6 @@ class MarkReplicator:
             self._make_due(name)
 
     def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
-        """Set the replicas of these partitions."""
         for name, seen in replicas.items():
             if self._replicas.get(name) != seen:
                 self._replicas[name] = seen
@@ -300,5 +298,4 @@ class MarkReplicator:
 
     @property
     def is_waiting_for_time(self) -> bool:
-        """Whether `tick` has work to do."""
         return bool(self._unsettled) or any(daemon.to_look_at_later for daemon in self._daemons)

@@ -77,7 +77,6 @@ class Derived(NamedTuple):
 
 
 def majority(count: int) -> int:
-    """The smallest number of members that is a majority."""
     return count // 2 + 1
 
 

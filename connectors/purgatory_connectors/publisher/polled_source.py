@@ -132,7 +132,6 @@ class PolledSource(Source, Generic[Reading]):
             reading.exception()  # mark it as retrieved, or asyncio would log it
 
     async def run(self, publisher: Publisher) -> None:
-        """Watch until cancelled."""
         self.publisher = publisher
         publisher.report(SourceState.LOADING, "not connected to a daemon yet")
         # Only daemons know which marks existed before this run.

@@ -77,11 +77,9 @@ class ReplicaGroup:
 
     @property
     def primary(self) -> str | None:
-        """The primary, if it can be seen."""
         return self._leader if self._leader and not self._servers[self._leader].stale else None
 
     def mark_stale(self, name: str, reason: str, now: float) -> list[Observation]:
-        """A server cannot be read."""
         self._servers[name].state, self._servers[name].stale = None, reason
         return self._settle(now, is_new=self._find_primary())
 

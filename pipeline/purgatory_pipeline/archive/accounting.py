@@ -374,7 +374,6 @@ def _unmatched(
     window: Selection,
     differing: Flags,
 ) -> list[Row]:
-    """The rows of `unmatched.sql`."""
     buckets = F.broadcast(frame_of(spark, pa.table({"bucket": np.flatnonzero(differing)})))
     sides = {
         table: archive.read(spark, table, since=spans[table][0], until=spans[table][1], topics=window.topics)

@@ -76,9 +76,7 @@ class DaemonConnection:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Pass it to each call."""
         return self._security.metadata()
 
     def close(self) -> None:
-        """Close the channel; calls that are running fail."""
         self._channel.close()

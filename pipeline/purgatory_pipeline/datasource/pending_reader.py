@@ -187,7 +187,6 @@ def longest_waiting(checkpoint: str, topic_prefix: str, limit: int) -> tuple[lis
 
 
 def pending_line(row: Row) -> str:
-    """A pending operation in words."""
     items = [
         f"{text(item['topic'])}{'' if item['partition'] is None else '-' + str(item['partition'])}"
         f" {item['reached_offset']:,} of {item['required_offset']:,}"

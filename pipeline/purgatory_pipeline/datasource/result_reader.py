@@ -126,7 +126,6 @@ BEGINNING: Final = SessionOffset(incarnation="", sequence=0)
 
 
 def sequence_in(offset: SessionOffset, incarnation: str) -> int:
-    """The sequence number up to which an incarnation was read."""
     return offset["sequence"] if offset["incarnation"] == incarnation else 0
 
 

@@ -125,8 +125,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page, from top to bottom."""
-
     title: str
     subtitle: Markup
     headlines: tuple[Headline, ...]

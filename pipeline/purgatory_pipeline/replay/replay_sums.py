@@ -188,7 +188,6 @@ def _waits(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
 
 
 def _named(sums: pd.DataFrame) -> pd.DataFrame:
-    """The topic, kind and number of operations of each sum."""
     return pd.DataFrame(
         {
             "topic": sums["topic"].replace("", KEYS),

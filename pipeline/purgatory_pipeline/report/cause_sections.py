@@ -305,7 +305,6 @@ def anomaly_findings(anomalies: pd.DataFrame, window_ms: int) -> list[Finding]:
 
 
 def _in_words(anomalies: pd.DataFrame) -> pd.DataFrame:
-    """The anomalies with measures' names and formatted values."""
     known = [_MEASURES.get(measure, (wording.text(measure), wording.decimal, "")) for measure in anomalies["measure"]]
     values = {
         column: [shown(value) for (_, shown, _), value in zip(known, anomalies[column], strict=True)]

@@ -99,7 +99,6 @@ def _estimated(both: pd.DataFrame, name: str, by: list[str], measure: str) -> pd
 
 
 def _with_bounds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Adds the bounds of shares of slow produces."""
     if "share" not in rows:
         return rows
     count = rows[rows.columns.intersection(["held_back", "operations"])[0]]

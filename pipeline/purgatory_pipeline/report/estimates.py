@@ -116,7 +116,6 @@ class Curve:
         return int(np.flatnonzero(self.at_risk >= AT_RISK_MIN).max(initial=-1)) + 1
 
     def shares_ended(self, timeout_ms: int) -> list[float]:
-        """The share that each competing end has within a timeout."""
         place = int(np.searchsorted(self.waited_ms, timeout_ms, side="right"))
         return [float(share[place - 1]) if place else 0.0 for share in self.ended]
 
@@ -126,7 +125,6 @@ class Curve:
         return float(self.censored[place - 1] / self.operations) if place else 0.0
 
     def expires(self, timeout_ms: int) -> Share:
-        """The share of operations that a timeout expires."""
         place = int(np.searchsorted(self.waited_ms, timeout_ms, side="right"))
         last_known = min(place, self._known) - 1
         rule_of_three = min(1.0, 3 / self.operations)

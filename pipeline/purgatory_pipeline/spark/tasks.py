@@ -20,12 +20,10 @@ BROADCAST_ROWS_MAX: Final = 1_000_000
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def parallelism(spark: SparkSession) -> int:
-    """The number of tasks that Spark runs at a time."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
     return spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()

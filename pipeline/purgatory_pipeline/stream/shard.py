@@ -326,7 +326,6 @@ def used_columns(rows: pa.Table) -> pa.Table:
 
 
 def quarantined(rows: pa.Table, places: Integers, reason: str | Sequence[str]) -> pa.Table:
-    """The rows at `places`, each with a reason."""
     if not len(places):
         return QUARANTINED.empty_table()
     chosen = rows.take(pa.array(places))

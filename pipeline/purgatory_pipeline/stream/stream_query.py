@@ -125,7 +125,6 @@ def print_progress(query: StreamingQuery) -> None:
 
 
 def figures_line(figures: dict[str, int]) -> str:
-    """The figures of a micro-batch in words."""
     found = [f"{figures[name]:,} {name.replace('_', ' ')}" for name in TABLES if figures[name] or name == OUTCOMES]
     oldest = f", the oldest for {figures['oldest_wait_ms'] / 1_000:,.1f} s" if figures["pending"] else ""
     played = f"; played up to {instant(figures['horizon_ms'])}" if figures["horizon_ms"] >= 0 else ""

@@ -12,8 +12,6 @@ CLOSE_S_MIN = 5.0
 
 
 class WithArchive(BaseModel):
-    """The group, as the daemon's settings have it."""
-
     archive: ArchiveSettings = ArchiveSettings()
 
 

@@ -203,8 +203,6 @@ def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class WithSources(BaseModel):
-    """The setting, as the daemon's settings have it."""
-
     source: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_source_uris), AfterValidator(_checked_sources)] = (
         setting(
             (),

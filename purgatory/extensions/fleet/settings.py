@@ -73,8 +73,6 @@ class FleetSettings(SettingsGroup):
 
 
 class WithFleet(BaseModel):
-    """The group, as the daemon's settings have it."""
-
     fleet: FleetSettings = FleetSettings()
     shards: int = setting(
         1,

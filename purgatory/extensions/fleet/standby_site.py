@@ -60,7 +60,6 @@ class StandbySite:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Free both addresses."""
         await self._http.stop()
         await self._server.stop(STOP_S)
 

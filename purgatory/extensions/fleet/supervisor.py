@@ -30,8 +30,6 @@ STDIN: Final = 0
 
 
 class Supervisor:
-    """Runs the children of one process."""
-
     def __init__(self, settings: Settings, fleet: FleetSettings, shards: int) -> None:
         """Raises `StartupError`."""
         if fleet.log or fleet.targets:

@@ -70,8 +70,6 @@ SESSIONS_LOOKED_AT: Final = 20_000
 
 
 class DaemonViews:
-    """Pictures of a host."""
-
     def __init__(self, host: Host, metrics: Metrics, status_line: Callable[[], str] = lambda: "") -> None:
         self._host: Final = host
         self._status_line: Final = status_line
@@ -85,7 +83,6 @@ class DaemonViews:
         self._times.forget()
 
     def now(self) -> dict[str, Any]:
-        """Counts and times."""
         host, metrics = self._host, self._metrics
         histograms: dict[str, Histogram] = {"lag": metrics.loop_lag}
         waits = {f"{KIND_NAMES[kind]} {OUTCOME_NAMES[outcome]}": one for (kind, outcome), one in metrics.waits.items()}
@@ -117,7 +114,6 @@ class DaemonViews:
         }
 
     def wheel(self) -> dict[str, Any]:
-        """The rings of the timing wheel."""
         engine, buckets = self._host.engine, self._buckets
         rings = buckets.count()
         size = len(rings[0].counts)

@@ -88,8 +88,6 @@ class View:
 
 
 class LivePage:
-    """The page of one daemon."""
-
     def __init__(self, host: Host, metrics: Metrics, methods: HttpMethods, status_line: Callable[[], str]) -> None:
         self._host: Final = host
         self._methods: Final = methods
@@ -103,11 +101,9 @@ class LivePage:
         """Shared pictures, each with the monotonic time (seconds) at which it was made."""
 
     def routes(self) -> list[BaseRoute]:
-        """Routes of the static files."""
         return [Route("/", self._index), Route("/page/static/{name}", self._static)]
 
     def applications(self) -> dict[str, ASGIApp]:
-        """The streams, by path."""
         daemon = self._daemon
         views = {
             "now": View("GetStatus", FAST_S, (), partial(self._shared, daemon.now)),
@@ -231,7 +227,6 @@ class LivePage:
         return {"ends": list(islice((fields for fields in visible if matches(fields, parameters)), ENDS_SHOWN))}
 
     def _operation(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
-        """A pending operation, or how it ended."""
         host, operation_id = self._host, number_of(parameters.get("id", ""), "id", ID_MAX)
         principal, session_id = parameters.get("principal", ""), parameters.get("session", "")
         owner: Account | None = host.sessions.accounts.find(principal)
@@ -268,8 +263,6 @@ def _file(name: str) -> Response:
 
 
 class PageExtension(Extension):
-    """Serves the page and its streams."""
-
     name = "page"
 
     def __init__(self, core: Core) -> None:

@@ -83,7 +83,6 @@ class LastHour:
         """The latest picture, and the time of its last sample."""
 
     async def run(self) -> None:
-        """Take samples until cancelled."""
         while True:
             self.sample(time.monotonic())
             await asyncio.sleep(SAMPLE_S)

@@ -53,7 +53,6 @@ def detailed_fields(host: Host, view: PendingView) -> dict[str, Any]:
 
 
 def ended_fields(end: RecentEnd) -> dict[str, Any]:
-    """Fields of an operation that has ended."""
     return end.values | {
         "session": end.session_id,
         "principal": end.principal,

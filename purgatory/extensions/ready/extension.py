@@ -64,8 +64,6 @@ GateState = dict[str, bool | int | float | str]
 
 
 class ReadyGates:
-    """The gates of one daemon."""
-
     def __init__(self, host: Host) -> None:
         self._host: Final = host
         self.is_open = False
@@ -352,8 +350,6 @@ def _marks(parameters: dict[str, str]) -> list[str]:
 
 
 class ReadyExtension(Extension):
-    """Serves `/v1/ready`."""
-
     name = "ready"
 
     def __init__(self, core: Core) -> None:

@@ -24,8 +24,6 @@ class TracingSettings(SettingsGroup):
 
 
 class WithTracing(BaseModel):
-    """The group, as the daemon's settings have it."""
-
     tracing: TracingSettings = TracingSettings()
 
 

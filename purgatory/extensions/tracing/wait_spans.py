@@ -87,7 +87,6 @@ class WaitSpans(Listener):
         self._count += len(waits) - before
 
     def completed(self, event: Completed) -> None:
-        """End the spans of traced waits."""
         if not self._count:
             return
         session, completions = event.session, event.completions

@@ -140,8 +140,6 @@ class RetrySchedule(NamedTuple):
 
 
 class OutgoingWebhook(Protocol):
-    """A webhook to deliver."""
-
     @property
     def host(self) -> str: ...
 
@@ -160,8 +158,6 @@ class OutgoingWebhook(Protocol):
 
 
 class HostQueue:
-    """Deliveries queued for one host."""
-
     def __init__(self, host: str, *, is_prompt: bool) -> None:
         self.host: Final = host
         self.open = 0
@@ -243,7 +239,6 @@ class Deliveries:
 
     @property
     def paused(self) -> int:
-        """Number of deliveries waiting for a retry."""
         return len(self._pauses)
 
     @property

@@ -21,8 +21,6 @@ IDS_MAX: Final = 1_000
 
 
 class WebhooksExtension(Extension):
-    """Delivers the results of sessions with a callback."""
-
     name = "webhooks"
     settings = WithWebhooks
     needed_for = "webhooks.allowed_hosts"

@@ -359,8 +359,6 @@ class CallbackStream:
 
 
 class ResultDelivery:
-    """One result of such a session."""
-
     def __init__(self, stream: CallbackStream, sequence: int, part: ResultSlice) -> None:
         self._stream: Final = stream
         self._sequence: Final = sequence
@@ -478,6 +476,4 @@ class WebhooksSettings(SettingsGroup):
 
 
 class WithWebhooks(BaseModel):
-    """The group, as the daemon's settings have it."""
-
     webhooks: WebhooksSettings = WebhooksSettings()

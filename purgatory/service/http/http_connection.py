@@ -82,7 +82,6 @@ class HttpLimits(MemoryHolder):
         """Those in the extra places, in the order of their acceptance."""
 
     def add(self, connection: "HttpConnection") -> None:
-        """A connection was accepted."""
         self.connections.add(connection)
         if len(self.connections) > self.connections_max:
             self._extra[connection] = None

@@ -235,7 +235,6 @@ class HttpSite:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Close all connections and the listening socket."""
         await self._acceptor.stop()
         await self.end_requests(STOP_S)
         for connection in list(self.limits.connections):

@@ -93,7 +93,6 @@ class Sessions:
 
     @property
     def connected(self) -> int:
-        """Sessions that have a result stream."""
         return len(self._by_id) - len(self._disconnected)
 
     @property

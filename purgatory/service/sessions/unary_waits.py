@@ -78,7 +78,6 @@ class UnaryWaits:
         self._last_operation_id = 0
 
     def __len__(self) -> int:
-        """Calls in flight."""
         return len(self._futures)
 
     def account_of(self, operation_id: int) -> Account | None:
@@ -94,7 +93,6 @@ class UnaryWaits:
         return self._account_of_owner.get(owner_id)
 
     def accounts(self) -> list[Account]:
-        """Accounts with calls in flight."""
         return list(self._owners)
 
     def add(self, account: Account) -> tuple[int, asyncio.Future[ResultSlice]]:

@@ -71,7 +71,6 @@ class StaleReaper:
                 LOGGER.exception("checking for stale waits failed; will be retried")
 
     def _sees_not_all(self) -> bool:
-        """Return whether any mark may be stale."""
         now_ms = self._listening.now_ms()
         streams = (stream for source in self._sources for stream in source.all_streams())
         return any(stream.stale_since_ms(now_ms) is not None for stream in streams)

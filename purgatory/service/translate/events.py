@@ -176,7 +176,6 @@ def events_from_rows(events: Sequence[event_pb2.Event]) -> Iterator[IncomingEven
 
 
 def _row_stop(events: Sequence[event_pb2.Event], start: int) -> int:
-    """End of the part that begins at a row."""
     cost = 0
     stop = start
     while stop < len(events) and cost < sizes.ROWS_COST_MAX:

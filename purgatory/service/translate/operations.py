@@ -345,7 +345,6 @@ class _RowBatch:
         raise NotImplementedError
 
     def _add_names(self) -> None:
-        """Append the dictionaries of names."""
         raise NotImplementedError
 
     def _fill_up_stale_timeouts(self) -> list[int]:

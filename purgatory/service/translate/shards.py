@@ -33,7 +33,6 @@ Request = wire.AdvanceRequest | wire.AdvanceStreamRequest
 
 
 def shard_of(name: str, shards: int) -> int:
-    """The shard of a session id or a key."""
     return crc32(name.encode()) % shards
 
 
