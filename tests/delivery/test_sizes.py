@@ -24,6 +24,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
 from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon
 from tests.kit.messages import produce, register_request, signal
+from tests.kit.recorded import assert_recorded, cases_of
 from tests.kit.served_host import DaemonChannel, Peer, serving
 from tests.kit.sizes import all_sizes
 
@@ -34,33 +35,7 @@ SIZE: Final = re.compile(
     r"|(RESULTS?|ITEMS?|ROWS?|MESSAGES|VALUES|EVENTS|CANCELS|ANSWERS|RANGES|SEGMENTS|CHANGES|CHUNKS?|PARTS?|PAGES?)_MAX"
     r"|(MESSAGE|PAGE|BATCH|CHUNK|PART|CALL)_BYTES_MAX"
 )
-ELSEWHERE: Final = {
-    # Limits, above which a caller is refused: crossed by service/limits.
-    "purgatory/service/rpc/call_gate.py": "CALLS_PER_CALLER_MAX CALLS_QUEUED_PER_CALLER_MAX",
-    "purgatory/service/translate/batch_limits.py": "EVENTS_MAX ITEMS_MAX",
-    # The engine, whose modules are compiled. Pages of operations with 1,000 items cross it below.
-    "purgatory/engine/inspection.py": "ITEMS_PER_PAGE SLOTS_PER_RESULT",
-    # What is shown, how much is looked at for it, and how Spark joins: no result depends on it.
-    "purgatory/cli/top.py": "ROWS_MAX",
-    "purgatory/extensions/page/daemon_views.py": "COUNTED_AT_ONCE",
-    "purgatory/extensions/page/ranked_waits.py": "NAMES_PER_SLICE SESSIONS_PER_SLICE",
-    "purgatory/extensions/page/recent_ends.py": "ITEMS_MAX",
-    "purgatory/service/access/audit.py": "LINES_AT_ONCE_MAX",
-    "pipeline/purgatory_pipeline/spark/tasks.py": "BROADCAST_ROWS_MAX",
-    # Crossed by tests of their own: the archive's files and queue, ready gates, entries of a log, the write-ahead log,
-    # HTTP bodies and error messages, stale waits, and what connectors read and send.
-    "purgatory/extensions/archive/archive_listener.py": "QUEUE_ROWS_MAX",
-    "purgatory/extensions/archive/files.py": "ROWS_PER_GROUP",
-    "purgatory/extensions/ready/extension.py": "ENDED_AT_ONCE NAMES_PER_TURN",
-    "purgatory/replicated_log/entry.py": "PART_BYTES_MAX",
-    "purgatory/journal/store.py": "WAL_PAGES_MAX",
-    "purgatory/service/http/connect_codecs.py": "MESSAGE_BYTES_MAX",
-    "purgatory/service/http/http_connection.py": "CHUNKS_MAX",
-    "purgatory/service/sources/stale_reaper.py": "CHECKED_PER_SLICE",
-    "connectors/purgatory_connectors/poll/poll_source.py": "ROWS_MAX",
-    "connectors/purgatory_connectors/publisher/daemon_link.py": "_EVENTS_PER_BATCH_MAX",
-}
-"""Other modules with sizes. Those of `READERS` are left out: they read files and deliver nothing."""
+OTHERS: Final = Path(__file__).with_name("other_sizes.txt")
 READERS: Final = {f"pipeline/purgatory_pipeline/{folder}" for folder in ("page", "replay", "report")}
 FOLDERS: Final = (
     "purgatory",
@@ -74,7 +49,7 @@ SMALL: Final = 8
 
 
 def test_sizes_are_in_one_module_of_each_distribution() -> None:
-    """Any other module-level number that is called like a size is listed above, with the reason."""
+    """Any other module-level number that is called like a size is listed in other_sizes.txt, with the reason."""
     paths = {str(Path(module.__file__ or "").relative_to(ROOT)) for module in MODULES.values()}
     found: dict[str, str] = {}
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
@@ -87,7 +62,8 @@ def test_sizes_are_in_one_module_of_each_distribution() -> None:
         names = [one.id for one in targets if isinstance(one, ast.Name) and one.id.isupper()]
         if names := sorted(filter(SIZE.search, names)):
             found[name] = " ".join(names)
-    assert found == ELSEWHERE
+    assert {*cases_of(OTHERS)} == found.keys()
+    assert_recorded(OTHERS, (found[path] for path in cases_of(OTHERS)))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-import re
+import shlex
 import ssl
 import subprocess
 import sys
@@ -47,6 +47,7 @@ from tests.kit.daemon import RunDaemon, StartDaemon, daemon_environment, is_runn
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.fleet import ShardSet
 from tests.kit.messages import advance_request, high_watermark, produce, register_batch, register_request
+from tests.kit.recorded import assert_recorded, cases_of
 from tests.sources.publishing import DictSource, running
 
 pytestmark = pytest.mark.slow
@@ -269,28 +270,7 @@ async def test_marks_and_status_name_the_shard_that_is_down(tmp_path: Path) -> N
             daemon.kill()
 
 
-LOG = ["--fleet-log", "postgresql://host/db"]
-REFUSED: dict[str, tuple[list[str], str]] = {
-    "no such shard": (["--fleet-targets", "a:1 b:2", "--fleet-shard", "2"], "shard is 2, and the last one"),
-    "a target twice": (["--fleet-targets", "a:1 a:1"], "the same target twice"),
-    "a target without a port": (["--fleet-targets", "a:1 b"], "b: must be host:port"),
-    "any port": (["--shards", "2", "--grpc-address", "127.0.0.1:0"], "must not be 0"),
-    "all interfaces": (["--shards", "2", "--insecure", "--grpc-address", "0.0.0.0:7440"], "set fleet.address"),
-    "with a log": (["--shards", "2", *LOG], "cannot be used with fleet.log"),
-    "a log without a folder": (LOG, "fleet.log needs journal.dir"),
-    "asynchronous answers": ([*LOG, "--data-dir", "d", "--journal-mode", "async"], "fleet.log needs journal.mode sync"),
-    "a source": (
-        [*LOG, "--data-dir", "d", "--source", "rediss://h"],
-        "run `purgatory-source redis URI --to HOST:PORT,HOST:PORT`",
-    ),
-    "a copy without its log": (["--data-dir", "copy"], "is a copy of a fleet's log"),
-    "no longer shards": (["--data-dir", "sharded"], "has the journals of shards: start with --shards"),
-    "another shard": (["--fleet-targets", "a:1 b:2", "--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and"),
-    "alone as a shard": (["--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and not of a single daemon"),
-    "a shard as before": (["--fleet-targets", "a:1 b:2", "--data-dir", "single"], "is the journal of a single daemon"),
-    "shards as before": (["--shards", "2", "--data-dir", "single"], "is the journal of a single daemon"),
-    "without the extension": (["--fleet-targets", "a:1 b:2", "--extensions", "none"], "fleet.targets is set, but"),
-}
+REFUSED = Path(__file__).with_name("refused.txt")
 REFUSED_BY_A_CHILD: dict[str, tuple[list[str], str]] = {
     "no port left": (["--shards", "2", "--grpc-address", "127.0.0.1:65535"], "must end in a port from 0 to 65535"),
     "another number": (["--shards", "2", "--data-dir", "sharded"], "of 3, and not of shard"),
@@ -309,15 +289,19 @@ def folders(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("case", REFUSED)
 async def test_settings_that_cannot_keep_the_promises_are_refused(
-    folders: Path, monkeypatch: pytest.MonkeyPatch, case: str
+    folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments, reason = REFUSED[case]
+    """As in refused.txt."""
     monkeypatch.chdir(folders)
     monkeypatch.delattr(Supervisor, "run")  # it would run this process's command line
-    with pytest.raises((SettingsError, StartupError), match=re.escape(reason)):
-        await stand_by(*arguments)
+
+    async def reason(case: str) -> str:
+        with pytest.raises((SettingsError, StartupError)) as refused:
+            await stand_by(*shlex.split(case))
+        return str(refused.value)
+
+    assert_recorded(REFUSED, [await reason(case) for case in cases_of(REFUSED)])
 
 
 @pytest.mark.parametrize("case", REFUSED_BY_A_CHILD)

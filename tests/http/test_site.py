@@ -3,6 +3,7 @@ whichever way they send requests.
 """
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import count
@@ -23,6 +24,9 @@ from purgatory.service.http.probes import probe_routes
 from purgatory.service.http.site import HttpSite, is_own_host
 from tests.http.http_serving import SERVICE, RawConnection, request, serving_http
 from tests.kit.daemon import DaemonProcess, ServeDaemon, access_flags
+from tests.kit.recorded import assert_recorded, cases_of
+
+ACCEPTED, CALLERS, HOSTS = (Path(__file__).with_name(f"{name}.txt") for name in ("accepted", "callers", "hosts"))
 
 
 @pytest.fixture
@@ -46,29 +50,18 @@ async def test_site_that_is_stopped_at_once_no_longer_listens() -> None:
         await asyncio.open_connection("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(
-    ("accept", "is_open_metrics"),
-    [
-        ("", False),
-        ("*/*", False),
-        ("application/openmetrics-text", True),
-        ("application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", True),
-        ("text/plain;q=1, application/openmetrics-text;q=0", False),
-        ("application/openmetrics-text;q=0", False),
-        ("text/plain, application/openmetrics-text; q=0.9", False),
-        ("text/plain;q=0.2, Application/OpenMetrics-Text; Q=0.3", True),
-        ("application/openmetrics-text;q=much", False),
-    ],
-)
-async def test_the_format_of_metrics_is_chosen_by_weight(
-    session: aiohttp.ClientSession, accept: str, is_open_metrics: bool
-) -> None:
-    """OpenMetrics, if it is accepted with a weight above 0 and not below the weight of the classic text format."""
-    async with session.get("/metrics", headers={"Accept": accept}) as response:
-        kind = response.headers["Content-Type"]
-        families = list(text_string_to_metric_families(await response.text()))
-    assert kind.startswith("application/openmetrics-text" if is_open_metrics else "text/plain; version=0.0.4")
-    assert [(family.name, family.samples[0].value) for family in families] == [("purgatory_answer", 42)]
+async def test_the_format_of_metrics_is_chosen_by_weight(session: aiohttp.ClientSession) -> None:
+    """As in accepted.txt: OpenMetrics, if it is accepted with a weight above 0 and not below that of the classic text
+    format.
+    """
+
+    async def kind_of(accept: str) -> str:
+        async with session.get("/metrics", headers={"Accept": json.loads(accept)}) as response:
+            families = list(text_string_to_metric_families(await response.text()))
+            assert [(family.name, family.samples[0].value) for family in families] == [("purgatory_answer", 42)]
+            return response.headers["Content-Type"].partition(";")[0]
+
+    assert_recorded(ACCEPTED, [await kind_of(case) for case in cases_of(ACCEPTED)])
 
 
 @pytest.mark.parametrize(("interval_s", "answers"), [(0.0, [1, 2, 3]), (60.0, [1, 1, 1])])
@@ -127,48 +120,29 @@ def test_site_that_stops_while_a_connection_is_made(
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"Host": "LOCALHOST"}, 200),
-        ({"Host": "evil.example"}, 421),
-        ({"Host": "evil.example", "Authorization": "Bearer x"}, 421),
-        ({"Host": "evil.example", "Authorization": ""}, 421),
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
-        ({"Sec-Fetch-Site": "cross-site"}, 403),
-        ({"Sec-Fetch-Site": "same-site"}, 403),
-        ({"Sec-Fetch-Site": "same-origin"}, 200),
-        ({"Sec-Fetch-Site": "none"}, 200),
-    ],
-)
-async def test_who_may_ask(headers: dict[str, str], status: int) -> None:
-    """Programs, pages of the daemon itself and typed addresses are served. Pages of other sites are refused, and so are
-    other host names, which an attacker may have pointed to this machine. A token that is not verified makes no
-    difference.
+async def test_who_may_ask() -> None:
+    """As in callers.txt. Programs, pages of the daemon itself and typed addresses are served. Pages of other sites are
+    refused, and so are other host names, which an attacker may have pointed to this machine. A token that is not
+    verified makes no difference.
     """
-    sent = {"content-type": "application/json", **headers}
     async with serving_http() as caller:
-        async with caller.client.post(f"{SERVICE}/GetStatus", data=b"{}", headers=sent) as response:
-            assert response.status == status
-        async with caller.client.get("/v1/watch", headers=headers) as response:
-            assert response.status == status
+
+        async def statuses(case: str) -> str:
+            headers = json.loads(case)
+            sent = {"content-type": "application/json", **headers}
+            async with (
+                caller.client.post(f"{SERVICE}/GetStatus", data=b"{}", headers=sent) as call,
+                caller.client.get("/v1/watch", headers=headers) as stream,
+            ):
+                return f"{call.status} {stream.status}"
+
+        assert_recorded(CALLERS, [await statuses(case) for case in cases_of(CALLERS)])
 
 
-OWN = [
-    "localhost", "localhost:7441", "app.localhost:7441", "127.0.0.1", "127.0.0.1:7441", "[::1]:7441", "[::1]", None,
-    "LocalHost:7441", "purgatory.example.org:7441", "Purgatory.Example.org", "a.b.example.net",
-]  # fmt: skip
-FOREIGN = [
-    "example.net", "badexample.net", "example.com", "localhost.example.com:80", "127.0.0.1.example.com", "", ":",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("host", "is_own"), [*((one, True) for one in OWN), *((one, False) for one in FOREIGN)])
-def test_own_hosts_are_those_of_the_settings_and_of_no_name_server(host: str | None, is_own: bool) -> None:
-    assert is_own_host(host, ["purgatory.example.org", "*.example.net"]) == is_own
+def test_own_hosts_are_those_of_the_settings_and_of_no_name_server() -> None:
+    """As in hosts.txt."""
+    own = ["purgatory.example.org", "*.example.net"]
+    assert_recorded(HOSTS, (f"{is_own_host(json.loads(case), own)}" for case in cases_of(HOSTS)))
 
 
 POLICY = '[[grant]]\nto = ["caller"]\nroles = ["observe", "wait"]\ntopics = ["*"]\n'

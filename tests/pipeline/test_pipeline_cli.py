@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import pandas as pd
 import pytest
-from purgatory_pipeline import cli
+from purgatory_pipeline import cli, location
 from purgatory_pipeline.errors import ArchiveUnusable, PipelineError
 from purgatory_pipeline.replay.command import outcome_lines
 from purgatory_pipeline.report.advice import advise
@@ -24,7 +24,7 @@ from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
-from tests.kit.recorded import assert_recorded, cases_of
+from tests.kit.recorded import assert_recorded, assert_values_recorded, cases_of
 from tests.pipeline.archive.histories import START, small_history
 from tests.pipeline.conftest import worker_environment
 
@@ -265,69 +265,38 @@ def test_windows_are_instants_in_order() -> None:
         parse_window("2026-11-22", "2026-11-21")
 
 
-@pytest.mark.parametrize("text", ["\u0663s", "1_0", "9" * 5_000])
-def test_spans_are_ascii_digits(text: str) -> None:
-    with pytest.raises(PipelineError, match=r"--delay .*: not a duration"):
-        parse_span_ms("--delay", text)
-
-
+PRINTED = Path(__file__).with_name("printed.txt")
 USE = [{"timeout_ms": 500, "share": 1.0, "timeouts": 1, "operations": 1}]
-UNSEEN = "not enough seen beyond 500 ms to say which would expire less."
 
 
-def lines_of(waited_ms: list[int], fates: list[str], topic: str = "orders") -> list[str]:
+def lines_of(waited_ms: list[int], fates: list[str], topic: str = "orders") -> str:
     counts = pd.DataFrame({"topic": topic, "kind": "produce", "fate": fates, "waited_ms": waited_ms, "operations": 1})
     counts["timeout_ms"] = counts["waited_ms"].where(counts["fate"] == "expired")
     in_use = {(None, "produce"): USE, ("orders", "produce"): USE}
-    return advised(advise(counts, in_use)["advice"].to_pandas())
+    return "\n".join(advised(advise(counts, in_use)["advice"].to_pandas()))
 
 
-def cut_at(timeout_ms: int, needs: list[int]) -> list[str]:
+def cut_at(timeout_ms: int, needs: list[int]) -> str:
     fates = ["satisfied" if need <= timeout_ms else "expired" for need in needs]
     return lines_of(np.minimum(needs, timeout_ms).tolist(), fates)
 
 
-@pytest.mark.parametrize(
-    ("needs", "said"),
-    [
-        (
-            [*range(1, 301)],
-            "10 % of these need more than 270 ms; the 500 ms in use expire nothing, 300 ms would expire as few.",
-        ),
-        ([*range(4, 801, 4)], f"Half of these need more than 400 ms; the 500 ms in use expire 38 %; {UNSEEN}"),
-        (
-            [*range(1, 41), *[900] * 60],
-            f"More than half of these need more than 500 ms; the 500 ms in use expire 60 %; {UNSEEN}",
-        ),
-        ([*range(1, 20), *[900] * 10], "Too few to advise: 29 seen, 19 of them satisfied."),
-        ([7], "Too few to advise: 1 seen, 1 of them satisfied."),
-    ],
-)
-def test_advice_says_no_more_than_was_seen(needs: list[int], said: str) -> None:
-    """A single topic is not repeated as "all topics"."""
-    assert cut_at(500, needs) == [f"produce, orders: {said}"]
+def window_of(seconds: int) -> int:
+    return window_for(START, START + timedelta(seconds=seconds))
 
 
-@pytest.mark.parametrize(
-    ("lasts_s", "window_ms"),
-    [(0, 1_000), (11, 1_000), (119, 1_000), (120, 10_000), (7_200, 600_000), (43_200, 3_600_000), (10**8, 3_600_000)],
-)
-def test_a_short_history_has_short_windows(lasts_s: int, window_ms: int) -> None:
-    assert window_for(START, START + timedelta(seconds=lasts_s)) == window_ms
-    assert window_for(None, None) == 3_600_000
+def test_advice_and_windows_are_printed_as_recorded() -> None:
+    """As in printed.txt. A single topic is not repeated as "all topics"."""
+    names = {"cut_at": cut_at, "lines_of": lines_of, "window_of": window_of, "window_for": window_for}
+    names |= {"parse_span_ms": parse_span_ms, "spark_path": spark_path}
+    assert_values_recorded(PRINTED, names)
+    with pytest.raises(PipelineError, match=r"--delay .*: not a duration"):
+        parse_span_ms("--delay", "9" * 5_000)
 
 
-def test_advice_names_the_longest_timeout_where_none_is_long_enough() -> None:
-    needs = list(range(10, 4_010, 10))
-    cut = [500 if place % 2 and need > 500 else need for place, need in enumerate(needs)]
-    fates = ["expired" if waited < need else "satisfied" for waited, need in zip(cut, needs, strict=True)]
-    (line,) = lines_of(cut, fates)
-    assert line.endswith("; the 500 ms in use expire 88 %, 2,000 ms would still expire 50 %.")
-
-
-def test_topics_cannot_write_to_the_terminal() -> None:
-    (line,) = lines_of([1], ["satisfied"], topic="a\x1b[2J\n")
-    assert line == "produce, a\\u001b[2J\\u000a: Too few to advise: 1 seen, 1 of them satisfied."
+def spark_path(scheme: str, host: str, path: str) -> str:
+    """Spark's own name of a file."""
+    return location.Location(f"{scheme}://{host}", None, "", location.spark_prefix(scheme, host)).spark_path(path)
 
 
 def test_kinds_that_no_policy_changes_take_one_line() -> None:

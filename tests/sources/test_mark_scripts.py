@@ -23,6 +23,7 @@ from purgatory_connectors.publisher.observation import MarkName, Observation, St
 from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
 
 from purgatory.service.sources.source_table import LIVE, REFUSED, STALE, SourceStream, SourceTable, StaleIndex, Unseen
+from tests.kit.recorded import assert_values_recorded
 from tests.scripts.language import Script, parts_of, read_scripts, write_scripts
 from tests.sources.test_mark_replicator import LineageWorld
 
@@ -423,33 +424,19 @@ def test_a_late_reader_and_polls_agree_with_the_log(steps: list[tuple[str, int]]
     assert mark == log[-1]
 
 
-@pytest.mark.parametrize(
-    ("group", "code"), [("billing", 109829509), ("a", 97), ("größe", 98762257), ("polygenelubricants", 0)]
-)
-def test_partition_of_a_group_is_that_of_javas_hash(group: str, code: int) -> None:
-    """The last group's hash is Java's lowest integer."""
-    assert GroupMarks(50).partition_of(group) == code % 50
+RULES: Final = Path(__file__).with_name("mark_rules.txt")
 
 
-@pytest.mark.parametrize(
-    ("position", "expected"),
-    [(0, 0), (100, 100), (8191, 8191), (8192, 8216), (8193, 8193), (8216, 8216), (1 << 20, (1 << 20) + 40)],
-)
-def test_position_moves_past_the_header_of_a_page(position: int, expected: int) -> None:
-    """It has 24 bytes, or 40 in the first page of a segment."""
-    assert LogPages(8192, 1 << 20).past_header(position) == expected
+def test_partitions_of_groups_pages_and_timelines_are_as_recorded() -> None:
+    """As in mark_rules.txt."""
 
+    def lineage() -> Timelines:
+        found = Timelines(7, 3)
+        found.learn_forks({1: 100, 2: 200})
+        return found
 
-def test_history_file_has_the_end_of_each_timeline() -> None:
-    history = "1\t0/5000000\tno recovery target specified\n\n# a comment\n2\t1/A0\tbefore 2026-01-01\n"
-    assert forks_of(history) == {1: 0x5000000, 2: 0x1000000A0}
-
-
-def test_older_timelines_count_up_to_the_fork() -> None:
-    """Positions on the newest timeline count in full, on its ancestors up to the fork, on unknown ones not at all."""
-    lineage = Timelines(7, 3)
-    lineage.learn_forks({1: 100, 2: 200})
-    assert [lineage.shared(*one) for one in ((3, 999), (2, 150), (2, 250), (1, 250), (4, 1))] == [999, 150, 200, 100, 0]
+    names = {"GroupMarks": GroupMarks, "LogPages": LogPages, "forks_of": forks_of, "lineage": lineage}
+    assert_values_recorded(RULES, names)
 
 
 def test_identity_of_a_break_never_comes_back() -> None:

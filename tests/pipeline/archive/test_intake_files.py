@@ -114,20 +114,6 @@ def test_an_archive_that_cannot_be_used_is_one_clear_error(
         find_archive(uri)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "host", "path", "said"),
-    [
-        ("file", "", "/a/b.parquet", "file:///a/b.parquet"),
-        ("s3", "bucket", "bucket/a/b.parquet", "s3a://bucket/a/b.parquet"),
-        ("gs", "bucket", "bucket/b.parquet", "gs://bucket/b.parquet"),
-        ("hdfs", "name:8020", "/a/b[1].parquet", "hdfs://name:8020/a/b\\[1\\].parquet"),
-    ],
-)
-def test_spark_has_its_own_names_for_places(scheme: str, host: str, path: str, said: str) -> None:
-    found = location.Location(f"{scheme}://{host}", None, "", location.spark_prefix(scheme, host))
-    assert found.spark_path(path) == said
-
-
 @pytest.mark.parametrize("scheme", ["s3", "s3a"])
 def test_object_stores_open_under_both_names(scheme: str) -> None:
     """s3: and s3a: are the same bucket; the options in the URI are for pyarrow and not part of the path."""
