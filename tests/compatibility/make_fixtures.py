@@ -2,17 +2,21 @@
 
     python -m tests.compatibility.make_fixtures tests/compatibility/fixtures/0.1.0
 
-Needs PostgreSQL, for the log of a fleet. The wheel is uncompiled, so that it runs on every Python and system.
+The packages are those of the last commit, the files those of this tree, so commit everything before. The folder must
+not exist. Needs PostgreSQL, for the log of a fleet, and for the clients Node, Java with Maven, and what they fetch. The
+wheel is uncompiled, so that it runs on every Python and system.
 """
 
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
+import zipfile
 from contextlib import closing
 from pathlib import Path
 
@@ -24,14 +28,17 @@ from purgatory_pipeline.stream.shard import Shard
 from purgatory_pipeline.stream.stream_rows import ROWS
 
 from examples.local_postgres import LocalPostgres
+from purgatory import __version__
 from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
 from purgatory.replicated_log.open_log import open_log
 from purgatory.service.access.tokens import add_token
+from tests.compatibility.released_clients import CLIENTS, GO_MODULE
 from tests.compatibility.scenario import OFFSETS, POLICY, fill
 from tests.fleet.audit import read_all
 from tests.kit.daemon import DaemonProcess, access_flags
 from tests.kit.fleet import Member
 from tests.kit.programs import fleet_command, run_program
+from tests.strangers.client_builds import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 SESSIONS = ("--session-ttl-ms", "2147483647")
@@ -42,21 +49,31 @@ def make_packages(folder: Path) -> None:
     environment = os.environ | {"PURGATORY_BUILD": "pure"}
     with tempfile.TemporaryDirectory() as sources:
         subprocess.run(f"git archive HEAD | tar -x -C {sources}", cwd=ROOT, shell=True, check=True)
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-build-isolation",
-            "--no-deps",
-            "-w",
-            str(folder),
-            sources,
-        ]
-        run_program(pip, env=environment, timeout_s=600)
+        wheel = ["-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w"]
+        run_program([sys.executable, *wheel, str(folder), sources], env=environment, timeout_s=600)
+        make_clients(folder / CLIENTS, Path(sources) / "client")
     buf = str(Path(sys.executable).with_name("buf"))
     run_program([buf, "build", "--exclude-source-info", "-o", str(folder / "protos.binpb.gz")], cwd=ROOT)
+
+
+def make_clients(folder: Path, sources: Path) -> None:
+    """The packages for TypeScript, Java and Go, each with a program that uses it. That for Go is in its module."""
+    node, java, go = sources / "typescript", sources / "java", sources / "go"
+    folder.mkdir(exist_ok=True)
+    run_tool("NODE", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"], node)
+    run_tool("NODE", ["npm", "pack", "--pack-destination", str(folder)], node)
+    run_tool("JAVA", ["mvn", "-q", "-B", "package"], java)
+    [jar] = java.glob("target/*.jar")
+    program = java / "src/main/java/purgatory/client/Resume.java"
+    for path in (node / "dist" / "resume.js", jar, java / "pom.xml", program):
+        shutil.copy(path, folder)
+    version, proxy = f"v{__version__}", folder / GO_MODULE / "@v"
+    proxy.mkdir(parents=True, exist_ok=True)
+    (proxy / f"{version}.info").write_text(json.dumps({"Version": version}))
+    shutil.copy(go / "go.mod", proxy / f"{version}.mod")
+    with zipfile.ZipFile(proxy / f"{version}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as module:
+        for path in sorted(filter(Path.is_file, go.rglob("*"))):
+            module.write(path, f"{GO_MODULE}@{version}/{path.relative_to(go)}")
 
 
 def make_daemon_files(folder: Path, work: Path) -> tuple[str, str]:
@@ -104,7 +121,8 @@ def make_shard_state(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    folder.mkdir(parents=True)
     make_packages(folder)
     make_shard_state(folder)
     with tempfile.TemporaryDirectory() as work:

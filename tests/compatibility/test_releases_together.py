@@ -15,12 +15,13 @@ from typing import Final
 import pytest
 
 from tests.compatibility import scenario, unpack_release
+from tests.compatibility.released_clients import RELEASED_CLIENTS
 from tests.kit.daemon import EXECUTE, DaemonProcess
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.programs import run_program
 from tests.kit.proxy import FaultyProxy, proxy_thread
 from tests.strangers.client_builds import BUILT
-from tests.strangers.test_clients import BUILDS, advance, as_expected, expected_lines
+from tests.strangers.test_clients import BUILDS, WAITS, advance, advance_and_cut, as_expected, expected_lines, started
 
 PROGRAM: Final = Path(scenario.__file__)
 RELEASES: Final = ("last", "this")
@@ -81,16 +82,21 @@ def test_client_and_daemon_of_two_releases_work_together(
 
 @pytest.mark.slow  # compilers
 @pytest.mark.xdist_group("strangers")
+@pytest.mark.parametrize("daemon", RELEASES)
+@pytest.mark.parametrize("client", RELEASES)
 @pytest.mark.parametrize("language", BUILDS)
-def test_client_of_this_tree_works_with_the_daemon_of_the_last_release(
-    language: str, daemons: dict[str, DaemonProcess], tmp_path: Path
+def test_other_client_and_daemon_of_two_releases_work_together(
+    language: str, client: str, daemon: str, daemons: dict[str, DaemonProcess], tmp_path: Path
 ) -> None:
-    """In Go, Java and TypeScript: its waits end as they do with the daemon of this tree."""
+    """In Go, Java and TypeScript: each wait ends exactly once over a connection that is cut."""
     BUILT.mkdir(parents=True, exist_ok=True)
-    command = [*BUILDS[language](), daemons["last"].address, tmp_path.name, "3"]
-    advance(daemons["last"], tmp_path.name, 3)
-    ran = run_program(command, timeout_s=120)
-    assert as_expected([line.split() for line in ran.stdout.splitlines()]) == expected_lines(3)
+    command, topic = {"last": RELEASED_CLIENTS, "this": BUILDS}[client][language](), f"{language}-{client}-{daemon}"
+    with (
+        proxy_thread(daemons[daemon].address) as (proxy, thread),
+        started(command, proxy.address, WAITS, tmp_path, topic) as ended,
+    ):
+        advance_and_cut(lambda count: thread.run(proxy.drop_after(count)), daemons[daemon], topic)
+        assert as_expected(ended()) == expected_lines(WAITS)
 
 
 def offered(module: str, path: str, words: Sequence[str] = ()) -> Iterator[str]:

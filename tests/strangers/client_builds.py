@@ -26,6 +26,7 @@ OFFLINE: Final = ("Could not transfer artifact", "ENOTFOUND", "EAI_AGAIN", "ECON
 """Messages of Maven, npm and Go when they cannot reach their registries."""
 QUICK_MAVEN: Final = {"MAVEN_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Maven ends before the second compiler pays off: without it, a build takes half of the processor time."""
+QUICK_JAVA: Final = ("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 SOURCES: Final = {"go": ("go.*", "**/*.go"), "java": ("pom.xml", "src/**/*.java"), "typescript": ("*.json", "src/*.ts")}
 """What a client is built from, next to the contract."""
 MORE_TOOLS: Final = ("/usr/local/go/bin", str(Path(sys.executable).parent))
@@ -88,7 +89,7 @@ def build_java(program: str = "resume") -> list[str]:
         keep("java")
     classes = os.pathsep.join([str(folder / "target" / "classes"), str(folder / "target" / "lib" / "*")])
     name = f"purgatory.client.{program.capitalize()}"
-    return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", classes, name]
+    return [*QUICK_JAVA, "-cp", classes, name]
 
 
 _hashes: dict[str, str] = {}
@@ -120,7 +121,8 @@ def require(language: str, *tools: str) -> None:
         skip_unless_required(language, f"this client needs {' and '.join(missing)}")
 
 
-def run_tool(language: str, command: list[str], folder: Path, more: Mapping[str, str] = {}) -> None:
+def run_tool(language: str, command: list[str], folder: Path, more: Mapping[str, str] = {}) -> str:
+    """Run a program that must succeed; returns what it printed."""
     environment = {**os.environ, "PATH": tool_path(), **QUICK_MAVEN, **more}
     program = shutil.which(command[0], path=tool_path())
     assert program is not None, f"{command[0]} is missing"
@@ -137,3 +139,4 @@ def run_tool(language: str, command: list[str], folder: Path, more: Mapping[str,
     if done.returncode and any(sign in written for sign in OFFLINE):
         skip_unless_required(language, f"this client needs what its tool fetches: {written[-2_000:]}")
     assert done.returncode == 0, written
+    return done.stdout
