@@ -22,7 +22,6 @@ NAMES_MAX: Final = 1_000
 HARMLESS: Final = re.compile(r"[\w./:@-]+", re.ASCII)
 """Names are chosen by other callers, and shells evaluate what is offered to them."""
 
-
 Find = Callable[[AsyncClient, str], Awaitable[list[str]]]
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 

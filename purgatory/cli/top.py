@@ -56,12 +56,7 @@ class Top(App[None]):
     """The live view. Text from other callers is never interpreted as markup, and unprintable characters are escaped."""
 
     TITLE = "purgatory"
-    CSS = """
-    #summary { height: 3; padding: 0 1; }
-    #title { height: 1; padding: 0 1; text-style: bold; }
-    #filter { display: none; height: 3; }
-    DataTable { height: 1fr; }
-    """
+    CSS_PATH = "top.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "view(0)", "waits"),
         Binding("2", "view(1)", "hot"),

@@ -145,7 +145,6 @@ DELETE: Final = {table: f"DELETE FROM {table} WHERE {COLUMNS[table][0]} = ?" for
 ORDER: Final = (*UPSERT.values(), *DELETE.values())
 """The order within a transaction. Deletions come last: a group may write a row and end it, or merge it elsewhere."""
 
-
 NO_ROW: Final[dict[str, tuple[Value, ...]]] = {"key_values": (0, b""), "key_principals": ("",)}
 """What a key has, by table, that has no row there."""
 

@@ -26,7 +26,6 @@ TABLES: Final = len(MIGRATIONS)
 PART_BYTES_MAX: Final = 900_000
 """Content of one entry. Kafka by default accepts a million bytes, including the entry's other fields."""
 
-
 _ENCODED: Final = [field.name for field in pb.LogEntry.DESCRIPTOR.fields if field.name != "format"]
 """The fields of an entry that are in its encoding."""
 

@@ -62,7 +62,6 @@ one of them is refused.
 
 log = logging.getLogger("purgatory.replicated_log.librdkafka")
 
-
 Reports = list[tuple[KafkaError | None, Message]]
 """The report of a record that was sent; empty until it arrives."""
 

@@ -25,7 +25,6 @@ LOOP_TURN_US_MAX: Final = 1_000
 TURN_US_MIN: Final = 20
 """The minimum charge for a turn."""
 
-
 Turn = Callable[[], Awaitable[None]]
 """Acquires a turn for one particular caller; returns immediately while the loop is idle."""
 

@@ -23,6 +23,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -36,24 +37,7 @@ IDS_SKIPPED_MAX: Final = 2**31
 APPLICATION_ID: Final = 0x50757267
 """The SQLite application id that identifies an outbox: "Purg"."""
 
-SCHEMA: Final = """
-CREATE TABLE session (
-    session_id TEXT NOT NULL,
-    next_operation_id INTEGER NOT NULL,
-    removed_operation_id INTEGER NOT NULL,
-    incarnation TEXT NOT NULL
-);
-CREATE TABLE registrations (
-    first_operation_id INTEGER PRIMARY KEY,
-    operations INTEGER NOT NULL,
-    is_batch INTEGER NOT NULL,
-    tag TEXT NOT NULL,
-    submitted_time REAL NOT NULL,
-    columns BLOB NOT NULL,
-    checksum INTEGER NOT NULL
-);
-CREATE TABLE results (place INTEGER PRIMARY KEY, batch BLOB NOT NULL, checksum INTEGER NOT NULL);
-"""
+SCHEMA: Final = files(__package__).joinpath("tables.sql").read_text("utf-8")
 
 
 @dataclass(frozen=True, slots=True)

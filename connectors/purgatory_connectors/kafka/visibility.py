@@ -19,7 +19,6 @@ ENTRIES_MAX: Final = 500
 BEHIND_S: Final = 2.0
 """A log is late if its reader has not reached the end of this long ago, which readers do not report themselves."""
 
-
 VisibilityReport = tuple[SourceState, str, Sequence[StaleMarks], int]
 """The arguments of a publisher's `report`: state, reason, stale marks, lag in milliseconds."""
 

@@ -21,9 +21,7 @@ MISPLACED: Final = "in another table's folder"
 STRAY: Final = "in no table's folder"
 COPY: Final = "copy of another file"
 
-
 _BOUNDED: Final = frozenset({"call_number", "time_ms", "at", "operation_id", "item", "row", "timeout_ms"})
-
 
 _TAIL_BYTES: Final = 64 * 1024
 """Read at once: more than any footer of the archive."""

@@ -43,7 +43,6 @@ _PART_BITS: Final = 24
 _PART: Final = np.uint64((1 << _PART_BITS) - 1)
 """Mask for half of a 48-bit hash. float64 sums of up to 2**29 such halves are exact."""
 
-
 _NEVER_MS: Final = 2**62
 
 

@@ -32,7 +32,6 @@ SEQUENCE: Final = "sequence"
 NO_OFFSET: Final = "-"
 """Entry of the log for a source without any data yet."""
 
-
 Marks = dict[tuple[str, int], int]
 """Marks by topic (without the query's prefix) and partition."""
 

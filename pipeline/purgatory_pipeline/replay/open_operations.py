@@ -70,7 +70,6 @@ PENDING: Final = 0
 _FACTORS: Final = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
 """Odd, and otherwise arbitrary."""
 
-
 Outcomes = npt.NDArray[Any]
 """How each open operation has ended on one side: as recorded, or in the replay of one policy."""
 

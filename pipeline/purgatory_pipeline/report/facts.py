@@ -42,7 +42,6 @@ _ACROSS: Final = ("session_id", "session_number", "operation_id", "item", "regis
 WALL_STEP_MAX_MS: Final = 600_000
 """The largest wall clock adjustment during a wait that is still recognised."""
 
-
 queried: Final = partial(tasks.queried, "report")
 
 

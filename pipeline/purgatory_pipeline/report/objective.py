@@ -21,18 +21,11 @@ from purgatory_pipeline.replay.policy import HIGHEST, KIND_CODES, POLICIES_MAX, 
 from purgatory_pipeline.replay.replay_task import replay_rows
 from purgatory_pipeline.report.advice import ADVISED_MIN, COMPETING
 from purgatory_pipeline.report.estimates import SLACK
-from purgatory_pipeline.report.facts import EXPIRED
+from purgatory_pipeline.report.facts import EXPIRED, queried
 
 GROUP: Final = ["kind", "topic", "principal"]
 """The topic of signals is empty: there may be too many keys to advise on each."""
 _NO_TIMEOUTS: Final = Policy((Change(TIMEOUT_MS, "=", HIGHEST[TIMEOUT_MS]),), label="no timeouts")
-
-_COUNTS: Final = """
-SELECT r.kind, coalesce(r.topic, '') AS topic, coalesce(principal, '') AS principal, policy, verdict, timeout_ms,
-    unix_millis(at) div 86400000 AS day, recorded, replayed, replayed_waited_ms, count(*) AS operations,
-    sum(recorded_waited_ms) AS recorded_sum_ms, sum(replayed_waited_ms) AS replayed_sum_ms
-FROM {rows} r JOIN {registrations} USING (run_id, session_number, operation_id)
-WHERE item = 0 AND refusal_code = 0 AND timeout_ms > 0 AND verdict IN ('equal', 'different') GROUP BY ALL"""
 
 
 def parse_objective(text: str) -> float:
@@ -53,8 +46,7 @@ def advise_timeouts(spark: SparkSession, found: ArchiveCatalog, objective: float
 
     def counts_of(*policies: Policy) -> pd.DataFrame:
         rows, registrations = replay_rows(spark, found, policies), found.read(spark, REGISTRATIONS)
-        counts: pd.DataFrame = spark.sql(_COUNTS, rows=rows, registrations=registrations).toPandas()
-        return counts
+        return queried("objective", rows=rows, registrations=registrations).toPandas()
 
     counts = counts_of(UNCHANGED, _NO_TIMEOUTS)
     is_check = counts["policy"] == UNCHANGED.label

@@ -201,7 +201,6 @@ def _slow_over_ms(counts: pd.DataFrame, options: ReportOptions) -> int | None:
 WRITERS: Final = 4
 """Number of tables written concurrently: while Spark plans one, the others use the cores."""
 
-
 Written = dict[str, tuple[pd.DataFrame, int]]
 """The first rows and the total number of rows, by table."""
 

@@ -233,7 +233,6 @@ def _bounded(
 
 
 def _advice_table(advice: pd.DataFrame) -> PageTable:
-
     def with_bounds(shown: Callable[[object], str], name: str, unit: str = "") -> list[str | Markup]:
         names = [f"{name}{bound}{unit}" for bound in ("", "_low", "_high")]
         return [_bounded(shown, *values) for values in zip(*(advice[name] for name in names), strict=True)]

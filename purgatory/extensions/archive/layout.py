@@ -23,7 +23,6 @@ FILE_NUMBER_KEY: Final = b"purgatory.file_number"
 """Increases from 1 within each table of a run. Two files with the same run, table and number are copies of each other.
 """
 
-
 FILE_NUMBER: Final = re.compile(r"-([0-9]+)\.parquet$")
 """Matches the number in a file's name."""
 

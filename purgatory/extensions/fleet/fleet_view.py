@@ -104,7 +104,6 @@ def _view(state: str, reign: Reign, snapshot: LastSnapshot, logged_ms: int, **ow
 
 
 def fleet_route(view: Callable[[], FleetView]) -> Route:
-
     async def fleet(_request: Request) -> Response:
         return JSONResponse(view().as_json())
 

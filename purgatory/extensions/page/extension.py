@@ -72,7 +72,6 @@ HEADERS: Final = {
     "Cache-Control": "no-cache",
 }
 
-
 Picture = Callable[[], dict[str, Any]]
 Show = Callable[[dict[str, str], Account], dict[str, Any] | Awaitable[dict[str, Any]]]
 

@@ -58,7 +58,6 @@ ENDED_AT_ONCE: Final = "the wait for its target failed at once; the next request
 StaleReason = Callable[[PartitionName], str]
 """Why a mark is stale; empty: it is not."""
 
-
 GateState = dict[str, bool | int | float | str]
 """The state of a gate as JSON (docs/readiness.md); what is unknown is left out."""
 

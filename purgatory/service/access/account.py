@@ -36,10 +36,8 @@ class OwnShares(BaseModel):
 
 AS_FOR_ALL = OwnShares()
 
-
 NOBODY: Final = ""
 """The principal of callers without authentication."""
-
 
 ACCOUNTS_KEPT_MIN: Final = 1_000
 """Up to this number, accounts are kept even if they are empty."""

@@ -49,7 +49,6 @@ Identify = Callable[[str], Callable[[Context], Account]]
 is not authenticated or must not make this call.
 """
 
-
 ARRIVING_S_MAX: Final = 0.5
 """A message that takes longer to arrive may be abandoned, seconds."""
 STREAMS_INTERVAL_S: Final = 10.0

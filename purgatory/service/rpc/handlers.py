@@ -38,7 +38,6 @@ Method = Callable[[Any, Call], Awaitable[Message | None]]
 Decode = Callable[[bytes], Message]
 """Raises `RpcError` if the bytes are not a message of its type."""
 
-
 RefuseRevoked = Callable[[Context], object]
 """Raises `RpcError` for a caller whose certificate has been revoked."""
 
@@ -265,7 +264,6 @@ def _takes_context(method: Callable[[Any, Context], Any]) -> Method:
 
 
 def _answers_one_request(method: Method) -> Method:
-
     async def answer(requests: Requests, call: Call) -> Message | None:
         # No variable may refer to the request: it would be kept for as long as the call waits.
         return await method(sent(await requests.read()), call)

@@ -24,7 +24,6 @@ ResponseType = type[purgatory_service_pb2.SessionResponse] | type[purgatory_serv
 Write = Callable[[Response | bytes], Awaitable[None]]
 """Write a message or its encoded bytes."""
 
-
 SILENT_INTERVALS_MAX: Final = 3
 """A peer that should send heartbeats is considered gone after this many silent intervals."""
 
