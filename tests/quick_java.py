@@ -22,23 +22,8 @@ HOME: Final = ROOT / ".build" / "java"
 """The JAVA_HOME of tests: the installed one with another `bin/java`."""
 _DUMP: Final = "PURGATORY_ARCHIVE_CLASSES"
 """An environment variable: the file to which a training run writes the archive at its end."""
-_LAUNCHER: Final = """#!/bin/sh
-# Starts Java with the archive of the program (tests/quick_java.py).
-case " $* " in
-  *" org.apache.spark.launcher."*) name=none ;;
-  *" org.apache.spark."*) name=spark ;;
-  *" kafka."*) name=kafka ;;
-  *) name=none ;;
-esac
-archive={home}/$name.jsa
-if [ "$name" != none ] && [ -n "${dump}" ]; then
-  exec {java} -Xlog:disable -XX:ArchiveClassesAtExit="${dump}" "$@"
-elif [ -e "$archive" ]; then
-  set -- -XX:SharedArchiveFile="$archive" -Xlog:cds=off -Xlog:cds+dynamic=off "$@"
-  exec {java} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "$@"
-fi
-exec {java} "$@"
-"""
+_LAUNCHER: Final = Path(__file__).with_name("quick_java.sh")
+"""With the names of folders and of a variable in braces."""
 
 
 def use_quick_java() -> None:
@@ -53,7 +38,7 @@ def use_quick_java() -> None:
         for entry in place.iterdir():
             if entry.name not in {"bin", "java"}:
                 _replace(HOME / place.relative_to(installed) / entry.name, lambda new, to=entry: new.symlink_to(to))  # type: ignore[misc]
-    launcher = _LAUNCHER.format(home=HOME, dump=_DUMP, java=installed / "bin" / "java")
+    launcher = _LAUNCHER.read_text("utf-8").format(home=HOME, dump=_DUMP, java=installed / "bin" / "java")
 
     def write(new: Path) -> None:
         new.write_text(launcher, "utf-8")

@@ -38,22 +38,7 @@ from tests.strangers.client_builds import (
 from tests.strangers.test_clients import BUILDS, advance, as_expected, expected_lines
 
 GO_MODULE: Final = "purgatory.example/client"
-POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>first</groupId>
-  <artifactId>first</artifactId>
-  <version>1</version>
-  <properties>
-    <maven.compiler.release>17</maven.compiler.release>
-    <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding>
-  </properties>
-  <repositories><repository><id>local</id><url>{repository}</url></repository></repositories>
-  <dependencies>
-    <dependency><groupId>purgatory.example</groupId><artifactId>client</artifactId><version>{version}</version></dependency>
-  </dependencies>
-  <build><plugins><plugin><artifactId>maven-compiler-plugin</artifactId><version>3.14.0</version></plugin></plugins></build>
-</project>
-"""
+POM = Path(__file__).with_name("pom.xml").read_text("utf-8")
 DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 
 

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from playwright.sync_api import Browser, Page, ViewportSize
@@ -18,19 +19,7 @@ from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import PATIENCE_S
 
 TIMEOUT_MS = 30_000
-STICKING_OUT = """() => {
-  const wide = document.documentElement.clientWidth;
-  const out = document.documentElement.scrollWidth > wide ? ["the page itself"] : [];
-  for (const one of document.querySelectorAll(".scroll")) {
-    if (one.scrollWidth > one.clientWidth + 1) out.push("columns of " + one.ariaLabel);
-  }
-  for (const one of document.querySelectorAll("body *")) {
-    if (one.closest(".scroll table, .skip, .unseen, dialog, svg")) continue;
-    const box = one.getBoundingClientRect();
-    if (box.width && (box.right > wide + 1 || box.left < -1)) out.push(one.tagName + " " + one.className);
-  }
-  return out;
-}"""
+STICKING_OUT = Path(__file__).with_name("sticking_out.js").read_text("utf-8")
 
 
 @dataclass

@@ -56,15 +56,7 @@ PICTURES = 5
 ROUNDS = 4
 VIEWS = ("now", "hour", "wheel", "waits", "partitions", "sessions", "webhooks", "ends")
 HAS_ROWS = "() => document.querySelector('.scroll:not([hidden]) tbody tr:not([hidden])') !== null"
-EMPTY_PICTURES = """(pictures) => new Promise((done) => {
-  let seen = 0, empty = 0;
-  new MutationObserver(() => {
-    const rows = [...document.querySelectorAll("#operations tbody tr:not([hidden])")];
-    const found = document.querySelector("#found").textContent;
-    empty += rows.some((row) => row.querySelector("td.empty")) || found.startsWith("0 ");
-    if ((seen += 1) === pictures) done(empty);
-  }).observe(document.querySelector("#operations tbody"), {subtree: true, childList: true, characterData: true});
-})"""
+EMPTY_PICTURES = Path(__file__).with_name("empty_pictures.js").read_text("utf-8")
 
 
 def test_waits_are_never_shown_as_none(browser: Browser, churning: DaemonProcess) -> None:

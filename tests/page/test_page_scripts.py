@@ -204,16 +204,7 @@ INSTALLED: Final = HERE.parents[1] / ".build" / "axe"
 INSTALL_S: Final = 120.0
 LISTS: Final = ("package.json", "package-lock.json")
 
-_VIOLATIONS = """async () => {
-  const kinds = {elementRef: true, resultTypes: ["violations", "incomplete"]};
-  const {violations, incomplete} = await axe.run(document, kinds);
-  const said = (found) => found.flatMap((rule) => rule.nodes.map((node) => ({
-    text: `${rule.id}: ${node.target.join(" ")}: ${node.failureSummary.replace(/\\s+/g, " ")}`,
-    isDrawn: node.element.closest("svg") !== null,
-  })));
-  const unsure = said(incomplete).filter((one) => !(one.isDrawn && one.text.startsWith("color-contrast:")));
-  return [...said(violations), ...unsure].map((one) => one.text);
-}"""
+_VIOLATIONS = (HERE / "violations.js").read_text("utf-8")
 """Contrast within a drawing is the only thing that axe may leave undecided: it does not know the background there."""
 
 
@@ -247,10 +238,7 @@ VIEWS = (
     f"operation?session={SESSION}&id=2", f"session?session={SESSION}", "partition?topic=orders&partition=2",
     "key?key=nightly-3",
 )  # fmt: skip
-LOADED = """(isIdle) => {
-  const main = document.querySelector("main");
-  return !main.textContent.includes("Loading …") && (isIdle || main.querySelector("tbody tr:not([hidden])"));
-}"""
+LOADED = (HERE / "loaded.js").read_text("utf-8")
 RIGHT_EDGE = """() => Math.max(...[...document.querySelectorAll("main .scroll, main .plots, main .figures")]
   .map((one) => one.getBoundingClientRect().right))"""
 LATE_ID = "late-" + "fedcba9876543210" * 2

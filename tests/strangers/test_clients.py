@@ -130,17 +130,7 @@ def test_client_has_the_same_names_without_partitions_as_that_in_python(path: st
 # TypeScript.
 
 
-START = """([url, count, topic]) => {
-  const session = purgatory.openSession(url);
-  const wait = async (offset) => {
-    const partitions = [{ topicPartition: { topic }, requiredOffset: BigInt(offset) }];
-    const result = await session.wait({ timeoutMs: 600_000n, condition: { case: "produce", value: { partitions } } });
-    const outcome = result.outcome === 1 ? "SATISFIED" : `outcome ${result.outcome}`;
-    return [`${result.operationId}`, outcome, `${result.partitions[0].requiredOffset}`];
-  };
-  const waits = Array.from({ length: count }, (_, index) => wait(index + 1));
-  window.ended = Promise.all(waits).then(async (lines) => { await session.close(); return lines; });
-}"""
+START = Path(__file__).with_name("waits_in_a_browser.js").read_text("utf-8")
 
 
 @pytest.fixture
@@ -165,29 +155,7 @@ def test_a_browser_resumes_a_session_over_a_connection_that_is_cut(page: Page, s
     assert operations_of(shared_daemon) - before == Counter(registered=WAITS, satisfied=WAITS)
 
 
-PROGRAM = """
-import { getEventListeners } from "node:events";
-import { createGrpcTransport } from "@connectrpc/connect-node";
-import { Session } from "./dist/session.js";
-
-const warnings = [];
-process.on("warning", ({ name }) => warnings.push(name));
-const session = new Session(createGrpcTransport({ baseUrl: `http://${process.argv[1]}` }), crypto.randomUUID());
-const user = new AbortController();
-const wait = (timeoutMs) =>
-  session.wait({ timeoutMs, condition: { case: "signal", value: { keys: [{ key: "no" }] } } }, { signal: user.signal });
-for (let round = 0; round < 20; round++) await wait(1n);
-const listeners = () => [user.signal, session.connection.signal].map((one) => getEventListeners(one, "abort").length);
-const [ofUser, ofConnection] = listeners();
-const waits = Array.from({ length: 100 }, () => wait(600_000n).catch((reason) => reason));
-const [shared] = listeners();
-user.abort("enough");
-const reasons = new Set(await Promise.all(waits));
-await session.close();
-await new Promise((resolve) => setImmediate(resolve)); // warnings are emitted in the next tick
-console.log(ofUser, ofConnection < 5, shared, [...reasons].join(), warnings.join());
-process.exit(0);
-"""
+PROGRAM = Path(__file__).with_name("count_listeners.mjs").read_text("utf-8")
 
 
 def test_listeners_do_not_accumulate(shared_daemon: DaemonProcess) -> None:

@@ -26,33 +26,8 @@ LOAD_MS_MAX = 120_000
 """A page loads in a second; generous for a busy machine."""
 
 _ALL_TRIED = "() => !document.querySelector('figure.plot:not([data-drawn])')"
-_PLOTS = """() => [...document.querySelectorAll("figure.plot")].map((figure) => {
-  const svg = figure.querySelector(".drawing svg");
-  const shapes = svg ? [...svg.querySelectorAll("g.role-mark path, g.role-mark line, g.role-mark text")] : [];
-  const seen = shapes.filter((shape) => {
-    const box = shape.getBBox();
-    return box.width > 0 || box.height > 0;
-  });
-  return {
-    title: figure.querySelector("h3").textContent,
-    drawn: figure.dataset.drawn === "yes",
-    marks: seen.length,
-    nonsense: svg ? /NaN|undefined|Infinity/.test(svg.outerHTML) : true,
-    texts: svg ? [...svg.querySelectorAll("text")].map((text) => text.textContent) : [],
-  };
-})"""
-_STICKING_OUT = """() => {
-  const wide = document.documentElement.clientWidth;
-  const out = document.documentElement.scrollWidth > wide ? ["the page itself"] : [];
-  for (const element of document.querySelectorAll("body *")) {
-    if (element.closest(".scroll table") || element.closest("#vg-tooltip-element")) continue;
-    const box = element.getBoundingClientRect();
-    if (box.width && (box.right > wide + 1 || box.left < -1)) {
-      out.push(element.tagName + " " + element.textContent.slice(0, 40));
-    }
-  }
-  return out;
-}"""
+_PLOTS = Path(__file__).with_name("plots.js").read_text("utf-8")
+_STICKING_OUT = Path(__file__).with_name("sticking_out.js").read_text("utf-8")
 """Elements that reach over the left or right edge of the window, except tables that scroll in their own box."""
 
 
