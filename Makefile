@@ -113,7 +113,7 @@ fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop, 
 
 .PHONY: upgrades
 upgrades: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Upgrade a pair under load from the last release to a later one and go back, 20 times (needs PostgreSQL)
-	@PURGATORY_UPGRADES=20 $(BIN)/python -m pytest -q -n 0 -s tests/compatibility/test_rolling_upgrade.py
+	@PURGATORY_UPGRADES=20 $(BIN)/python -m pytest -q -n 0 -s -o faulthandler_timeout=0 tests/compatibility/test_rolling_upgrade.py
 
 fleet-sim: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/stubs ## Run a million histories of daemons over one log, some 15 minutes (SEED=7 ARGS="--count 10" for 10,000)
 	@$(HISTORIES) --world fleet --count 1000 $(ARGS)

@@ -16,6 +16,7 @@ import pytest
 
 from purgatory.extensions.fleet import extension
 from purgatory.extensions.fleet.settings import FleetSettings
+from purgatory.journal import sql_schema
 from purgatory.journal.directory import DATABASE
 from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
@@ -425,8 +426,8 @@ def test_snapshot_of_a_later_release_is_loaded_while_its_new_tables_have_no_rows
     if is_used:
         alter(file, "INSERT INTO later VALUES (1)")
     with monkeypatch.context() as later:
-        later.setattr(snapshots, "MIGRATIONS", (*snapshots.MIGRATIONS, "its script"))
-        later.setitem(snapshots.READABLE_FROM, "later", TABLES + 1)
+        later.setattr(snapshots, "MIGRATIONS", (*sql_schema.MIGRATIONS, "its script"))
+        later.setitem(sql_schema.READABLE_FROM, "later", TABLES + 1)
         store_snapshot(file, log)
     [(_, chunks)] = log.stored
     log.stored[:] = [(LAST, stored), (LAST + 5, chunks)]
