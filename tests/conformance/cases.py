@@ -90,6 +90,9 @@ class Player:
         found = await self._client.ended(*names)
         assert set(found) == {how}, f"ended: {found}"
 
+    async def ended_not(self, how: str, *names: str) -> None:
+        assert how not in await self._client.ended(*names)
+
     async def serve(self, count: str) -> None:
         """Make waits one after another: each is registered, and gets its result."""
         for _ in range(int(count)):

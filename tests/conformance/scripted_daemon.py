@@ -13,10 +13,11 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -33,6 +34,13 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Opening: TypeAlias = wire.OpenSession | wire.StreamResultsRequest
 Outgoing: TypeAlias = dict[str, Any] | grpc.StatusCode
 """A message as the field that it sets, or the status that ends the stream."""
+
+
+T = TypeVar("T", bound=Message)
+LATER: Final = 99
+"""No value of any enumeration."""
+LATER_FIELD: Final = b"\xfa\x3e\x03new"
+"""A field with the number 1,007."""
 
 
 class CaseFailed(AssertionError):
@@ -56,6 +64,8 @@ class ScriptedSession:
     results: list[result_pb2.Result] = field(default_factory=list)
     acknowledged: int = 0
     foreign_ids: int = 0
+    as_columns: bool = False
+    """Whether a message with a single result has it in columns."""
 
     @property
     def highest_id(self) -> int:
@@ -63,6 +73,12 @@ class ScriptedSession:
 
     def results_after(self, sequence: int) -> dict[str, Any]:
         rows = wire.ResultRows(results=self.results[sequence:])
+        if self.as_columns and len(rows.results) == 1:
+            [row] = rows.results
+            columns = result_pb2.ResultColumns(
+                kind=row.kind, operation_id=[row.operation_id], outcome=[row.outcome], item_count=[0]
+            )
+            return {"results": wire.ResultBatch(first_sequence=sequence + 1, columns=columns)}
         return {"results": wire.ResultBatch(first_sequence=sequence + 1, rows=rows)}
 
 
@@ -73,6 +89,8 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         # The script.
         self.message_bytes_max = UNLIMITED_BYTES
         """What the daemon says; `bytes_enforced` is the limit."""
+        self.is_later = False
+        """Whether messages are those of a later daemon: all with unknown fields, some of unknown kinds."""
         self.heartbeat_interval_ms = 10_000
         self.sends_heartbeats = True
         self.answers_openings = True
@@ -172,8 +190,8 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             for one in session.operations.values():
                 if one.topic in topics or not topics:
                     result = result_pb2.Result(operation_id=one.operation_id, outcome=outcome, partitions=[padding])
-                    if outcome not in result_pb2.Outcome.values():
-                        result.MergeFromString(b"\xfa\x3e\x03new")  # and a field with the number 1,007
+                    if self.is_later:
+                        result.kind = LATER
                     session.results.append(result)
             self._send(session_id, session.results_after(ended))
 
@@ -249,6 +267,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     def _open(self, opening: Opening) -> asyncio.Queue[Outgoing]:
         self.openings.append(opening)
         session = self.sessions.setdefault(opening.session_id, ScriptedSession(foreign_ids=self.foreign_ids))
+        session.as_columns = self.is_later and isinstance(opening, wire.OpenSession) and opening.columns
         resumed = session.highest_id > 0 and opening.incarnation in {"", session.incarnation}
         if resumed:
             session.acknowledged = max(session.acknowledged, opening.last_sequence)
@@ -275,7 +294,8 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         reading = asyncio.create_task(self._read(opening.session_id, request_iterator))
         try:
             async for message in self._serve(opening, context):
-                yield wire.SessionResponse(**message)
+                for response in self._responses(wire.SessionResponse(**message)):
+                    yield response
         finally:
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -299,7 +319,16 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     ) -> AsyncIterator[wire.StreamResultsResponse]:
         self.is_unary = True
         async for message in self._serve(request, context):
-            yield wire.StreamResultsResponse(**message)
+            for response in self._responses(wire.StreamResultsResponse(**message)):
+                yield response
+
+    def _responses(self, response: T) -> Iterator[T]:
+        """A message as it is sent: that of a later daemon is followed by one of an unknown kind."""
+        if self.is_later:
+            add_later_fields(response)
+        yield response
+        if self.is_later:
+            yield type(response).FromString(LATER_FIELD)
 
     # What is the same on streams and in calls
 
@@ -375,6 +404,15 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         if self.sessions.pop(request.session_id, None) is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"session {request.session_id} is not known")
         return wire.CloseSessionResponse()
+
+
+def add_later_fields(message: Message) -> None:
+    """Add an unknown field to a message and to all that are in it."""
+    for known, value in message.ListFields():
+        if known.message_type is not None:
+            for one in value if known.is_repeated else [value]:
+                add_later_fields(one)
+    message.MergeFromString(LATER_FIELD)
 
 
 def operations_of(batch: wire.RegisterBatch) -> Iterator[Registered]:
