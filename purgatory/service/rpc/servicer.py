@@ -4,10 +4,12 @@ Methods raise `RpcError`, which `handlers.add_to_server` turns into a status. It
 """
 
 import asyncio
+import heapq
 from collections.abc import Callable
 from typing import Final
 
-from purgatory.service.access.roles import ADMIN
+from purgatory import sizes
+from purgatory.service.access.roles import ADMIN, OBSERVE
 from purgatory.service.errors import BatchRejected, check_range, from_refusal, invalid_argument, quoted, unavailable
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
@@ -16,20 +18,24 @@ from purgatory.service.rpc.handlers import Requests, uncancelled
 from purgatory.service.rpc.inspection_calls import InspectionCalls
 from purgatory.service.rpc.session_requests import cancel, extend, register, serve_requests
 from purgatory.service.rpc.source_calls import serve_source, source_ends
-from purgatory.service.rpc.tail_calls import list_hot_names, tail_results
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.sessions.session import NO_CALLBACKS, Callbacks
-from purgatory.service.translate import batch_limits
+from purgatory.service.translate import batch_limits, views
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
 from purgatory.service.translate.result_slices import ResultSlice
 from purgatory.service.translate.results import fill_row
-from purgatory.service.translate.views import partition_name
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2 as source_wire
 from purgatory.v1.operation_pb2 import Operation
 
 # ruff: noqa: N802 - methods have the names of the calls
+
+HOT_NAMES_MAX: Final = 1_000
+HOT_NAMES_DEFAULT: Final = 20
+COALESCED_S: Final = 0.1
+"""Operations that end within this time are sent to an observer in one message, seconds."""
+SIGN_OF_LIFE_S: Final = 10.0
 
 
 class PurgatoryServicer(InspectionCalls):
@@ -136,13 +142,57 @@ class PurgatoryServicer(InspectionCalls):
         """`Advance` for each message of a stream, answered in order."""
         await uncancelled(serve_events(self._host, requests, call))
 
-    # Sources.
+    # For observers.
 
     async def ListHotNames(self, request: wire.ListHotNamesRequest, call: Call) -> wire.ListHotNamesResponse:
-        return await list_hot_names(self._host, request, call)
+        """Return the names with the most watch entries among those that the caller may observe."""
+        host = self._host
+        host.gate.check_answer(call.account)
+        if request.limit < 0:
+            raise invalid_argument("limit", f"must be 0 or greater, not {request.limit}")
+        limit = min(request.limit, HOT_NAMES_MAX) if request.limit else HOT_NAMES_DEFAULT
+        topics, keys = call.account.grants.on_topics(OBSERVE), call.account.grants.on_keys(OBSERVE)
+        hottest: list[tuple[int, tuple[str, int]]] = []
+        watched, place = host.holds.of("ListHotNames"), 0
+        while place >= 0:
+            if place:
+                await call.turn()
+            with watched:
+                # Later slices return fewer names, because they must exceed the ones found so far.
+                above = hottest[-1][0] if len(hottest) == limit else 0
+                found, place = host.engine.inspection.hottest(place, sizes.HOT_NAMES_PER_SLICE, above)
+                seen = [one for one in found if one[1][0] in (topics if one[1][1] >= 0 else keys)]
+                hottest = heapq.nlargest(limit, hottest + seen)
+        return views.hot_names_response(hottest)
 
     async def TailResults(self, request: wire.TailResultsRequest, call: Call) -> None:
-        await tail_results(self._host, request, call)
+        """Stream the results of ended operations until the caller disconnects."""
+        if request.kind and not views.is_known_kind(request.kind):
+            raise invalid_argument("kind", f"is not a known kind of operation: {request.kind}")
+        for place, outcome in enumerate(request.outcomes):
+            if not views.is_known_outcome(outcome):
+                raise invalid_argument(f"outcomes[{place}]", f"is not an outcome of a wait: {outcome}")
+        rows_max = sizes.TAIL_ROWS_PER_MESSAGE
+        follower = self._host.tail.follow(call.account, request.outcomes, request.kind)
+        try:
+            while True:
+                # Before each message: a stream may be open for days, and the role may have been withdrawn.
+                call.recheck()
+                operations, left_out = follower.take()
+                while len(operations) > rows_max:
+                    await call.context.write(wire.TailResultsResponse(operations=operations[:rows_max]))
+                    del operations[:rows_max]
+                await call.context.write(wire.TailResultsResponse(operations=operations, left_out=left_out))
+                try:
+                    async with asyncio.timeout(SIGN_OF_LIFE_S):
+                        await follower.woken.wait()
+                except TimeoutError:
+                    continue
+                await asyncio.sleep(COALESCED_S)
+        finally:
+            self._host.tail.unfollow(follower)
+
+    # Sources.
 
     async def AttachSource(self, requests: Requests, call: Call) -> None:
         await serve_source(self._host, requests, call)
@@ -167,7 +217,7 @@ class PurgatoryServicer(InspectionCalls):
         if request.operation_ids and not request.session_id:
             raise invalid_argument("operation_ids", "are ids of a session: set session_id")
         if request.HasField("topic_partition"):
-            name = partition_name(request.topic_partition)
+            name = views.partition_name(request.topic_partition)
             self._check_admin(call, name[0] in call.account.grants.on_topics(ADMIN), f"topic {quoted(name[0])}")
             return wire.CancelResponse(cancelled=await self._host.cancel_waits(name))
         if request.key:
