@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 from contextlib import closing
+from importlib.resources import files
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,27 +28,9 @@ LOGGER: Final = logging.getLogger(__name__)
 MARK: Final = "copy-of-a-log"
 """An empty file in the folder. Without it, a journal is nobody's copy, and must not be discarded."""
 
-PLACE_TABLE: Final = """
-CREATE TABLE IF NOT EXISTS log_place (
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    position INTEGER NOT NULL,
-    epoch INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    writer BLOB NOT NULL,
-    log_id BLOB NOT NULL,
-    claim_position INTEGER NOT NULL,
-    claim_writer BLOB NOT NULL,
-    logged_ms INTEGER NOT NULL,
-    leader TEXT NOT NULL,
-    own_writer BLOB NOT NULL,
-    crc32 INTEGER NOT NULL
+PLACE_TABLE, CLAIMS_TABLE = (
+    files(__package__).joinpath(f"{name}.sql").read_text("utf-8") for name in ("log_place", "log_claims")
 )
-"""
-CLAIMS_TABLE: Final = """
-CREATE TABLE IF NOT EXISTS log_claims (epoch INTEGER PRIMARY KEY, position INTEGER NOT NULL, writer BLOB NOT NULL)
-"""
-"""The valid claims, which show whether an older file belongs to the same history."""
-
 CLAIMS_KEPT: Final = 10_000
 
 PART: Final = "snapshot.part"
