@@ -236,7 +236,7 @@ $(STAMPS)/venv:
 
 # Type checkers and editors read .pth files, but not the import hook of the editable installation.
 $(STAMPS)/paths: $(STAMPS)/venv
-	@printf '../../../../%s\n' . client pipeline connectors > "$$($(BIN)/python -c 'import site; print(*site.getsitepackages())')/purgatory-sources.pth"
+	@printf '../../../../%s\n' . client pipeline connectors > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/purgatory-sources.pth"
 	@touch $@
 
 $(STAMPS)/building: pyproject.toml setup.py constraints.txt $(STAMPS)/venv

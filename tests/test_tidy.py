@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import purgatory
 from tests.parsing import parsed
 from tests.scripts.language import all_scripts
 
@@ -160,13 +159,6 @@ def test_no_path_of_a_machine() -> None:
     paths += [path for pattern in TEXTS for path in ROOT.glob(pattern)]
     ours = [path for path in paths if not {"node_modules", "target"} & set(path.relative_to(ROOT).parts)]
     assert [str(path) for path in ours if home.search(path.read_text("utf-8"))] == []
-
-
-def test_version_is_the_newest_in_the_changelog() -> None:
-    """The changelog begins with the package's version."""
-    newest = re.search(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
-    assert newest is not None
-    assert newest.group(1) == purgatory.__version__
 
 
 def test_constraints_are_plain_pins() -> None:

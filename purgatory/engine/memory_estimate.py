@@ -21,7 +21,8 @@ STALE_TIMEOUT_BYTES: Final[i64] = 120
 HEARTBEAT_BYTES: Final[i64] = 200
 """Additional bytes of an operation with a heartbeat timeout."""
 OWNER_BYTES: Final[i64] = 200
-PARTITION_BYTES: Final[i64] = 1_250
+PARTITION_BYTES: Final[i64] = 1_400
+"""Between a compiled partition (1,000) and an uncompiled one, which has a dictionary for its attributes (2,900)."""
 REPLICA_BYTES: Final[i64] = 180
 EPOCH_BYTES: Final[i64] = 80
 POSITION_BYTES: Final[i64] = 40

@@ -2,7 +2,6 @@
 what they say. Whatever is rendered matches the schemas of all versions.
 """
 
-import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -12,7 +11,6 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
-import purgatory
 from purgatory.extensions.fleet.settings import FleetSettings
 from tests.deploy.test_kubernetes import MANIFESTS, check_schemas
 from tests.kit.programs import run_program
@@ -192,8 +190,3 @@ def test_parts_can_be_left_out(helm: str) -> None:
 
 def test_helm_finds_nothing_to_complain_about(helm: str) -> None:
     run_program([helm, "lint", "--strict", str(CHART)])
-
-
-def test_the_chart_has_the_version_of_the_release() -> None:
-    text = (CHART / "Chart.yaml").read_text("utf-8")
-    assert re.findall(r"^(?:version|appVersion): (.*)$", text, re.MULTILINE) == [purgatory.__version__] * 2

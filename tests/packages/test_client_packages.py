@@ -37,6 +37,7 @@ from tests.strangers.client_builds import (
 )
 from tests.strangers.test_clients import BUILDS, advance, as_expected, expected_lines
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 GO_MODULE: Final = "purgatory.example/client"
 POM = Path(__file__).with_name("pom.xml").read_text("utf-8")
 DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
@@ -74,7 +75,7 @@ def make_go_project(folder: Path) -> None:
 
 
 def make_java_project(folder: Path) -> None:
-    version = f"{purgatory.__version__}-SNAPSHOT"
+    [version] = re.findall(r"\n  <version>(.*)<", (CLIENTS / "java/pom.xml").read_text("utf-8"))
     (folder / "pom.xml").write_text(POM.format(repository=MAVEN_REPOSITORY.as_uri(), version=version), "utf-8")
     program = (CLIENTS / "java/src/main/java/purgatory/client/Resume.java").read_text("utf-8")
     sources = folder / "src" / "main" / "java"
@@ -134,15 +135,26 @@ def test_a_package_is_all_that_an_empty_project_needs(
     assert as_expected([line.split() for line in ran.stdout.splitlines()]) == expected_lines(3)
 
 
-def test_packages_have_the_version_of_the_release() -> None:
-    """The npm package has the version of the Python package; the Maven artifact is its snapshot until the release."""
-    version = purgatory.__version__
-    package = json.loads((CLIENTS / "typescript/package.json").read_text("utf-8"))
-    [artifact] = re.findall(
-        r"<artifactId>client</artifactId>\n +<version>(.*)<", (CLIENTS / "java/pom.xml").read_text()
-    )
-    assert package["version"] == version
-    assert artifact.removesuffix("-SNAPSHOT") == version
+VERSIONS: Final = {
+    "CHANGELOG.md": r"(?s)\A.*?\n## \[([^]]+)\] - (?:unreleased|\d{4}-\d\d-\d\d)\n",
+    "client/go/README.md": r"go get \S+@v(\S+)\n",
+    "client/java/pom.xml": r"\n  <version>(.*?)(?:-SNAPSHOT)?</",
+    "client/typescript/package.json": r'\n  "version": "(.*)"',
+    "client/typescript/package-lock.json": r'"name": "purgatory-client",\s+"version": "(.*)"',
+    "deploy/helm/purgatory/Chart.yaml": r"\n(?:version|appVersion): (.*)",
+}
+"""Files with a version of their own, and where it is. Others read `purgatory.__version__`."""
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_every_package_has_the_version_of_the_release(name: str) -> None:
+    found = re.findall(VERSIONS[name], (ROOT / name).read_text("utf-8"))
+    assert set(found) == {purgatory.__version__}
+
+
+def test_artifact_is_a_snapshot_until_the_release_has_a_date() -> None:
+    dated = "] - unreleased" not in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert dated == ("-SNAPSHOT</version>" not in (CLIENTS / "java/pom.xml").read_text("utf-8"))
 
 
 @pytest.mark.xdist_group("strangers")
@@ -155,7 +167,6 @@ def test_the_generated_code_of_the_go_module_is_current(tmp_path: Path) -> None:
     assert made == committed
 
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
 STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]

@@ -264,7 +264,9 @@ async def test_numbers_of_a_call(method: str, shared: Shared, caplog: pytest.Log
                     answer["code"] = code_of(ParseDict(answer, answer_type()))[0].lower()
                 assert answer["code"].upper() == code, f"{what}, and over HTTP {answer}"
         await check_the_other(sender, other, client, {"authorization": shared.other}, name)
-    assert [one for one in caplog.get_records("call") if one.levelno >= logging.ERROR] == []
+    logged = [one for one in caplog.get_records("call") if one.levelno >= logging.ERROR]
+    # gRPC wakes the event loops of earlier tests too, and logs that they are closed.
+    assert [one for one in logged if "PollerCompletionQueue" not in one.getMessage()] == []
 
 
 async def register(caller: Caller, session_id: str, *operations: operation_pb2.Operation) -> None:
