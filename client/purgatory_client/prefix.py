@@ -16,7 +16,7 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.argument_checks import INT64_MAX, int64
 from purgatory_client.errors import InvalidRequest, LimitExceeded, Unavailable
 from purgatory_client.partition_names import PartitionName, partition_name
-from purgatory_client.session.backoff import Backoff
+from purgatory_client.session.backoff import Backoff, set_within
 from purgatory_client.waits import Name
 
 _REPEAT_S: Final = 1.0
@@ -165,11 +165,7 @@ class Prefix:
             except (Unavailable, LimitExceeded):
                 await asyncio.sleep(backoff.next_delay())
                 continue
-            try:
-                async with asyncio.timeout(_REPEAT_S):
-                    await moved.wait()
-            except TimeoutError:
-                pass
+            await set_within(moved, _REPEAT_S)
 
     async def _advance(self, client: AsyncClient) -> None:
         await client.advance(self.name, high_watermark=self._mark)

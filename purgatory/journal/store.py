@@ -10,14 +10,7 @@ from typing import Any, Final
 
 from purgatory.engine.marks.registry import NO_VALUE
 from purgatory.engine.snapshot.snapshots import SavedKey
-from purgatory.journal.crash_points import (
-    AFTER_CHECKPOINT,
-    AFTER_COMMIT,
-    AFTER_VACUUM,
-    BEFORE_BEGIN,
-    BEFORE_COMMIT,
-    CrashPoints,
-)
+from purgatory.journal import crash_points
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError, damaged
 from purgatory.journal.group import Moment, WriteFailure
@@ -63,7 +56,7 @@ FSYNC_FAILED: Final = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYN
 class Store:
     """An open journal. Methods raise sqlite3.Error where the disk fails; see `describe_failure`."""
 
-    def __init__(self, directory: Directory, crash: CrashPoints) -> None:
+    def __init__(self, directory: Directory, crash: crash_points.CrashPoints) -> None:
         """Open the file, or create it.
 
         Raises:
@@ -143,14 +136,14 @@ class Store:
 
     def commit(self, statements: Statements) -> None:
         """Commit one transaction. It is durable when this returns."""
-        self._crash.reached(BEFORE_BEGIN)
+        self._crash.reached(crash_points.BEFORE_BEGIN)
         self.check_files()
         with self._transaction():
             self._write(statements)
-            self._crash.reached(BEFORE_COMMIT)
+            self._crash.reached(crash_points.BEFORE_COMMIT)
         # After the commit, never before it: the journal must not end before the stored number.
         self._directory.note_group(moment_of(statements)[1])
-        self._crash.reached(AFTER_COMMIT)
+        self._crash.reached(crash_points.AFTER_COMMIT)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -177,7 +170,7 @@ class Store:
         if idle and self._free_pages() > FREE_PAGES_KEPT:
             # Not `execute`: the pragma returns no rows, so the module stops after its first step, which frees one page.
             self._database.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES});")
-            self._crash.reached(AFTER_VACUUM)
+            self._crash.reached(crash_points.AFTER_VACUUM)
             return True
         # Only while no commit waits: TRUNCATE waits for readers, and a log that has to grow again takes twice as long
         # to sync as one of constant size.
@@ -192,7 +185,7 @@ class Store:
         # ones in the file; the number of the last group detects that, after a power cut only if it is durable.
         self._directory.sync()
         self._database.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
-        self._crash.reached(AFTER_CHECKPOINT)
+        self._crash.reached(crash_points.AFTER_CHECKPOINT)
 
     def _wal_bytes(self) -> int:
         wal = self._sibling("-wal")

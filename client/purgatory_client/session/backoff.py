@@ -1,4 +1,4 @@
-"""Pauses between attempts: exponential backoff, capped, with full jitter.
+"""Pauses between attempts: exponential backoff, capped, with full jitter; and waits with a limit.
 
 Full jitter (a random pause between 0 and the ceiling) spreads out the clients of a daemon that has just restarted.
 """
@@ -23,6 +23,15 @@ NO_CONNECTION: Final = ("failed to connect", "errors resolving")
 """Beginnings of gRPC's message when no daemon answers at the address."""
 CONNECTED_MIN: Final = 1.0
 """Seconds after which an attempt counts as a successful connection."""
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, at most this long. Returns whether it is set."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 class Backoff:

@@ -26,7 +26,7 @@ from purgatory_client.batches import Entry
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.addresses import check_address, pause_max
-from purgatory_client.session.backoff import Backoff
+from purgatory_client.session.backoff import Backoff, set_within
 from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, check_process, open_channel
 from purgatory_client.session.pending_waits import TURN, Ended, settle, timeout_end
 from purgatory_client.session.session_core import SessionCore
@@ -463,11 +463,8 @@ class SessionDriver:
     async def _watch(self, open_timeout: float) -> str:
         """Return when the daemon has sent nothing for too long."""
         loop = asyncio.get_running_loop()
-        try:
-            # `_opened` is set for this connection only: `_connect_once` has cleared it.
-            async with asyncio.timeout(open_timeout):
-                await self._opened.wait()
-        except TimeoutError:
+        # `_opened` is set for this connection only: `_connect_once` has cleared it.
+        if not await set_within(self._opened, open_timeout):
             return f"the daemon did not open the session within {open_timeout:.1f} s"
         silence_max = self._core.heartbeat_interval * SILENT_INTERVALS_MAX
         while True:

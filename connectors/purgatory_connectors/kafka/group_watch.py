@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from purgatory_client.session.backoff import set_within
+
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka.cluster_view import ClusterView
 from purgatory_connectors.kafka.group_marks import GroupMarks, GroupMove
@@ -193,11 +195,7 @@ class GroupWatch:
             if not self.is_reading:
                 upcoming = min(upcoming, self._idle_at)
             self._wake.clear()
-            try:
-                async with asyncio.timeout(max(0.005, upcoming - time.monotonic())):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._wake, max(0.005, upcoming - time.monotonic()))
 
     def _polled_groups(self) -> set[str]:
         return {group for group in self.wanted.groups() if self._settings.groups.matches(group)}

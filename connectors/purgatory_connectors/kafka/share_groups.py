@@ -5,10 +5,11 @@ not discovered: one is polled once an operation waits on it, or a daemon has mar
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final
+
+from purgatory_client.session.backoff import set_within
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka.cluster_view import ClusterView
@@ -65,9 +66,7 @@ class ShareGroups:
             if self._wanted:
                 await asyncio.sleep(max(0.005, began + self._settings.poll_ms / 1000 - time.monotonic()))
                 continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._idle_at - time.monotonic()):
-                    await self._wake.wait()
+            await set_within(self._wake, self._idle_at - time.monotonic())
 
     def stale_marks(self) -> list[StaleMarks]:
         now = time.monotonic()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from purgatory_client.session.backoff import set_within
+
 from purgatory_connectors.errors import SourceStale
 from purgatory_connectors.kafka.cluster_view import ClusterView, EndSeen
 from purgatory_connectors.kafka.group_watch import GroupWatch
@@ -225,7 +227,7 @@ class TopicWatch:
             self._look_now.clear()
             await self._look()
             is_busy = self._is_busy or self.stale_since is not None
-            waited = await _within(self._look_now.wait(), LOOK_S if is_busy else IDLE_S)
+            waited = await set_within(self._look_now, LOOK_S if is_busy else IDLE_S)
             if waited:  # changes come in bursts, and one look covers several
                 await asyncio.sleep(RETRY_S / 2)
 
@@ -323,7 +325,7 @@ class TopicWatch:
                 idle_at = min(idle_at, begun + RETRY_S)
             until = begun + self._poll_s if self._is_busy else idle_at
             self._wake.clear()
-            await _within(self._wake.wait(), max(0.001, until - time.monotonic()))
+            await set_within(self._wake, max(0.001, until - time.monotonic()))
 
     def _ours(self, logs: Iterable[Partition]) -> set[Partition]:
         return {one for one in logs if self._is_ours(one[0])}
@@ -390,12 +392,3 @@ class TopicWatch:
 
     def _is_ours(self, topic: str) -> bool:
         return self._selection.matches(topic) and (not topic.startswith("__") or topic in self._selection.patterns)
-
-
-async def _within(waiting: object, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await waiting  # type: ignore[misc]
-    except TimeoutError:
-        return False
-    return True

@@ -10,7 +10,7 @@ from typing import Final
 from purgatory_client import AsyncClient
 from purgatory_client.errors import NotFound, PurgatoryClientError
 from purgatory_client.events import STALE_EPOCH
-from purgatory_client.session.backoff import Backoff
+from purgatory_client.session.backoff import Backoff, set_within
 from purgatory_client.sources.source_link import EndsWanted, SourceLink
 from purgatory_client.unary import shards_of
 from purgatory_client.views import Partition
@@ -212,11 +212,7 @@ class DaemonLink:
 
     async def _heartbeat(self, link: SourceLink) -> None:
         while True:
-            try:
-                async with asyncio.timeout(HEARTBEAT_S):
-                    await self._health_changed.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._health_changed, HEARTBEAT_S)
             self._health_changed.clear()
             await self._report(link)
 

@@ -4,12 +4,13 @@ A target that fails or does not answer does not delay the others: each has a tas
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
+
+from purgatory_client.session.backoff import set_within
 
 from purgatory.source_uri import SourceUri, SourceUriInvalid
 from purgatory_connectors.errors import SourceStale
@@ -167,9 +168,7 @@ class PolledSource(Source, Generic[Reading]):
             least_s = max(self._poll_s, _RETRY_S) if isinstance(answer, Unreadable) else self._poll_s
             await asyncio.sleep(began + least_s - time.monotonic())
             if target not in self._wanted:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(began + self._idle_poll_s - time.monotonic()):
-                        await self._wake[target].wait()
+                await set_within(self._wake[target], began + self._idle_poll_s - time.monotonic())
 
     def _report(self) -> None:
         now, stale = time.monotonic(), self.stale()

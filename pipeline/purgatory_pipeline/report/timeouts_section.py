@@ -11,18 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from purgatory.engine import codes
-from purgatory_pipeline.page import charts, wording
-from purgatory_pipeline.page.parts import (
-    KIND,
-    Finding,
-    Grid,
-    LegendEntry,
-    PageColumn,
-    PageTable,
-    Plot,
-    Section,
-    columns,
-)
+from purgatory_pipeline.page import charts, parts, wording
 
 CURVES: Final = 6
 FINDINGS: Final = 3
@@ -40,12 +29,12 @@ NOTABLE_PART: Final = 0.02
 
 def advice_section(
     advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.DataFrame, missed: pd.DataFrame
-) -> Section:
+) -> parts.Section:
     title = "Timeouts"
     if advice.empty:
-        return Section("timeouts", title, ("Nothing waited during this time.",))
+        return parts.Section("timeouts", title, ("Nothing waited during this time.",))
     drawn = _drawn(advice, survival)
-    curves = Grid(tuple(_curve(row, survival) for _, row in drawn.iterrows()), _LEGEND, narrow=True)
+    curves = parts.Grid(tuple(_curve(row, survival) for _, row in drawn.iterrows()), _LEGEND, narrow=True)
     lead = (
         "How long operations wait until they end by themselves: are satisfied, fail or are cancelled. If the mark of "
         "an expired wait was reached later, it is known how long that would have waited; of the others it is an "
@@ -56,15 +45,17 @@ def advice_section(
         missed[["topic", "kind", "reached_share", "late_p50_ms"]], how="left", on=["topic", "kind"]
     )
     tables = (_advice_table(with_missed), _timeouts_table(timeouts, drawn))
-    return Section("timeouts", title, (lead,), (curves, *tables) if curves.parts else tables, notices=_notices(advice))
+    return parts.Section(
+        "timeouts", title, (lead,), (curves, *tables) if curves.parts else tables, notices=_notices(advice)
+    )
 
 
-def near_miss_findings(missed: pd.DataFrame) -> list[Finding]:
+def near_miss_findings(missed: pd.DataFrame) -> list[parts.Finding]:
     """A sentence for the kind of which most was reached after it had expired."""
     own = missed[missed["topic"].isna() & (missed["reached_share"] >= NOTABLE_MISSES)]
     sentence = Markup("Of {}, {} were reached later, half of these within {} of the timeout.")
     return [
-        Finding(
+        parts.Finding(
             sentence.format(
                 wording.plural(row["expired"], f"expired {row['kind']} operation"),
                 wording.strong(wording.share_in_sentence(row["reached_share"])),
@@ -89,7 +80,7 @@ def _notices(advice: pd.DataFrame) -> tuple[str, ...]:
     )
 
 
-def advice_findings(advice: pd.DataFrame) -> list[Finding]:
+def advice_findings(advice: pd.DataFrame) -> list[parts.Finding]:
     """The timeouts that cut off most. At most one is a fetch timeout: an expired fetch still returns bytes."""
     own = advice[advice["topic"].notna()]
     share, operations = pd.to_numeric(own["timeout_expires"]), pd.to_numeric(own["operations"])
@@ -103,7 +94,7 @@ def advice_findings(advice: pd.DataFrame) -> list[Finding]:
     for _, row in first.iterrows():
         sentence = wording.unbroken(wording.text(row["sentence"], SENTENCE_LENGTH_MAX))
         about = Markup("{} ({}): {}").format(wording.name(row["topic"]), wording.text(row["kind"]), sentence)
-        found.append(Finding(about, "timeouts"))
+        found.append(parts.Finding(about, "timeouts"))
     return found
 
 
@@ -121,7 +112,7 @@ def _of(frame: pd.DataFrame, row: "pd.Series[Any]") -> pd.DataFrame:
     return frame[same_topic & (frame["kind"] == row["kind"])]
 
 
-def _curve(row: "pd.Series[Any]", survival: pd.DataFrame) -> Plot:
+def _curve(row: "pd.Series[Any]", survival: pd.DataFrame) -> parts.Plot:
     curve = _of(survival, row).sort_values("waited_ms")
     points = [_point(*values) for values in curve[["waited_ms", "waiting", "waiting_low", "waiting_high"]].to_numpy()]
     bottom = 10.0 ** math.floor(math.log10(min(0.1, *(point["drawn"] for point in points))))
@@ -232,31 +223,31 @@ def _bounded(
     return Markup("{}{}<small>({})</small>").format(figure, between, bounds)
 
 
-def _advice_table(advice: pd.DataFrame) -> PageTable:
+def _advice_table(advice: pd.DataFrame) -> parts.PageTable:
     def with_bounds(shown: Callable[[object], str], name: str, unit: str = "") -> list[str | Markup]:
         names = [f"{name}{bound}{unit}" for bound in ("", "_low", "_high")]
         return [_bounded(shown, *values) for values in zip(*(advice[name] for name in names), strict=True)]
 
     need = with_bounds(wording.milliseconds, "need_p99", "_ms")
-    return PageTable(
+    return parts.PageTable(
         "How long operations wait until they end by themselves, and what the timeout most in use cuts off",
         advice.assign(cut=with_bounds(wording.share, "timeout_expires"), need=need),
         (
             *_CURVE,
-            *columns(wording.count, "operations"),
-            *columns(wording.milliseconds, need_p50_ms="half end within"),
-            *columns(wording.as_is, need="99 % within"),
-            *columns(wording.milliseconds, timeout_ms="timeout most in use"),
-            *columns(wording.share, timeout_observed="of these expired"),
-            *columns(wording.share, reached_share="of all expired, reached later"),
-            *columns(wording.milliseconds, late_p50_ms="half of these within"),
-            *columns(wording.as_is, cut="of all would expire"),
+            *parts.columns(wording.count, "operations"),
+            *parts.columns(wording.milliseconds, need_p50_ms="half end within"),
+            *parts.columns(wording.as_is, need="99 % within"),
+            *parts.columns(wording.milliseconds, timeout_ms="timeout most in use"),
+            *parts.columns(wording.share, timeout_observed="of these expired"),
+            *parts.columns(wording.share, reached_share="of all expired, reached later"),
+            *parts.columns(wording.milliseconds, late_p50_ms="half of these within"),
+            *parts.columns(wording.as_is, cut="of all would expire"),
         ),
         rest="csv/advice.csv",
     )
 
 
-def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> PageTable:
+def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> parts.PageTable:
     """For each curve drawn, the timeout in use and the ones next to it."""
     rows = []
     for _, curve in drawn.iterrows():
@@ -268,10 +259,10 @@ def _timeouts_table(timeouts: pd.DataFrame, drawn: pd.DataFrame) -> PageTable:
             is_known = 0 <= middle + step < len(ladder)
             row[name] = _timeout_cell(ladder.iloc[middle + step]) if is_known else wording.MISSING
         rows.append(row)
-    return PageTable(
+    return parts.PageTable(
         "What other timeouts would do: share that would expire, with bounds (≈: part of it is an estimate)",
         pd.DataFrame(rows, columns=["topic", "kind", *_STEPS.values()]),
-        (*_CURVE, *columns(wording.as_is, *_STEPS.values())),
+        (*_CURVE, *parts.columns(wording.as_is, *_STEPS.values())),
         rest="csv/timeouts.csv",
     )
 
@@ -285,12 +276,12 @@ def _timeout_cell(row: "pd.Series[Any]") -> Markup:
 _DECADES: Final = tuple(10.0**-power for power in range(6))
 _FINER: Final = (1.0, 0.5, 0.2, 0.1)
 """Tick marks of the axis of shares; the finer ones are used if all values are within one decade."""
-_CURVE: Final = (PageColumn("topic", "topic", wording.name_or_all), KIND)
+_CURVE: Final = (parts.PageColumn("topic", "topic", wording.name_or_all), parts.KIND)
 _STEPS: Final = {-2: "shorter", -1: "a step shorter", 0: "in use", 1: "a step longer", 2: "longer"}
 _LINE_BREAK: Final = "; "
 _LEGEND: Final = (
-    LegendEntry("share that still waits, with its bounds", "var(--band)", shape="line"),
-    LegendEntry("timeout most in use", "var(--expired)", shape="line"),
+    parts.LegendEntry("share that still waits, with its bounds", "var(--band)", shape="line"),
+    parts.LegendEntry("timeout most in use", "var(--expired)", shape="line"),
 )
 _TOOLTIP: Final = charts.tooltips(
     ("value:Q", "waited (ms)", ",.4~r"), ("written:N", "still wait"), ("bounds:N", "bounds")
