@@ -191,7 +191,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
                 if one.topic in topics or not topics:
                     result = result_pb2.Result(operation_id=one.operation_id, outcome=outcome, partitions=[padding])
                     if self.is_later:
-                        result.kind = LATER
+                        result.MergeFrom(result_pb2.Result(kind=LATER))
                     session.results.append(result)
             self._send(session_id, session.results_after(ended))
 
