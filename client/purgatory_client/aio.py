@@ -27,6 +27,7 @@ from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.session_driver import OPEN_TIMEOUT, SessionDriver
 from purgatory_client.session.shards import Exchange, send_to_all, shard_refusal
 from purgatory_client.sources.position_tokens import Positions, positions_of
+from purgatory_client.sources.servers import reached_on
 from purgatory_client.sources.source_names import KAFKA, kafka_group
 from purgatory_client.unary import SingleCalls, ids_of, shards_of
 from purgatory_client.waits import ByPartition, Name, Wait
@@ -263,6 +264,8 @@ class AsyncClient(SingleCalls):
         result = await self._wait(chosen.wait(timeout=timeout, fail_when_stale=fail_when_stale))
         assert isinstance(result, Result), f"Result expected, got {result!r}"
         return result
+
+    reached_on = reached_on
 
     async def wait_once(self, wait: Wait) -> Result:
         """Wait with a unary call and no session, for a program that waits once.

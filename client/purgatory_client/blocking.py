@@ -138,6 +138,7 @@ class Client:
     token = _blocking(AsyncClient.token)
     with_epochs = _blocking(AsyncClient.with_epochs)
     wait_for = _blocking(AsyncClient.wait_for)
+    reached_on = _blocking(AsyncClient.reached_on)
     wait_once = _blocking(AsyncClient.wait_once)
     produce_many = _blocking(AsyncClient.produce_many)
     fetch_many = _blocking(AsyncClient.fetch_many)

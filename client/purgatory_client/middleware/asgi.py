@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from purgatory_client.aio import AsyncClient
-from purgatory_client.middleware.exchange import Answer, Middleware
+from purgatory_client.middleware.exchange import SCOPE_KEY, Answer, Middleware
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
@@ -20,7 +20,7 @@ class ReadYourWrites(Middleware[AsyncClient]):
 
     Only HTTP requests with a token wait. What is written after the response has begun is in no token. A request whose
     positions are not reached in time is answered with 504, one with an invalid token with 400, and with 503 if the
-    daemon cannot be reached. The arguments are described at `Middleware`.
+    daemon cannot be reached, unless `on_timeout` says otherwise. The arguments are described at `Middleware`.
     """
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
@@ -37,16 +37,21 @@ class ReadYourWrites(Middleware[AsyncClient]):
         exchange = admitted
 
         async def send_with_token(message: _Message) -> None:
-            if message["type"] == "http.response.start" and exchange.written.offsets:
-                token = (await exchange.token(self.client)).encode("ascii")
-                message = {**message, "headers": [*message.get("headers", ()), (key, token)]}
+            if message["type"] == "http.response.start":
+                added = _encoded(await self._headers_of(self.client, exchange))
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
+        scope[SCOPE_KEY] = exchange
         with exchange.active():
             await self.app(scope, receive, send_with_token)
 
 
 async def _send_answer(answer: Answer, send: _Send) -> None:
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    headers = _encoded(answer.headers)
     await send({"type": "http.response.start", "status": int(answer.status), "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
+
+
+def _encoded(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]

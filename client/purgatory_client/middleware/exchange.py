@@ -1,28 +1,34 @@
-"""What the middleware of ASGI and WSGI share: the tokens of one request, the judgement of its wait, and error answers.
+"""What the middleware of ASGI and WSGI share: the tokens of one request, the judgement of its wait, what a request does
+that could not wait, and error answers.
 
 Tokens come from callers, so everything in them is checked, and the daemon checks the rest.
 """
 
-import asyncio
 import json
 import logging
 import math
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 from purgatory_client import errors
 from purgatory_client.aio import AsyncClient
 from purgatory_client.argument_checks import milliseconds
+from purgatory_client.middleware.breaker import Breaker
+from purgatory_client.middleware.signing import Key, checked_keys, sign, verified
 from purgatory_client.results import Outcome, PartitionResult, Result
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.waits import ByPartition
 
 HEADER: Final = "Purgatory-Token"
+STALE_HEADER: Final = "Purgatory-Stale"
+SCOPE_KEY: Final = "purgatory.exchange"
+"""Where an application finds the `Exchange` of its request: in the scope of ASGI, and in the environ of WSGI."""
 TOKENS_MAX: Final = 16
 POSITIONS_MAX: Final = 2_000
 """Positions in the tokens of one request together, as many as a wait may have by default."""
@@ -32,7 +38,10 @@ EPOCHS_S_MAX: Final = 1.0
 """Seconds for which a response waits for the epochs of its token."""
 ENDED: Final = frozenset({3, 74})
 """Error codes of a position whose history has ended: there is nothing left to wait for."""
+FAILED_WAITS: Final = {HTTPStatus.GATEWAY_TIMEOUT: "not-reached", HTTPStatus.SERVICE_UNAVAILABLE: "unavailable"}
+"""Answers to requests that could be served without the wait, and the reason that the header then gives."""
 
+OnTimeout = Literal["refuse", "serve", "primary"]
 Client = TypeVar("Client")
 
 _logger = logging.getLogger("purgatory_client")
@@ -56,6 +65,17 @@ def wrote(offsets: ByPartition) -> None:
     exchange.add(Positions(offsets))
 
 
+def readable_replicas(database: str, replicas: Iterable[str]) -> list[str]:
+    """Those of the replicas from which the request that is being served may read. None of them: read from the primary.
+
+    Args:
+        database: The beginning of the names of its marks: "pg/main", "mysql/main".
+        replicas: Names of servers, as the source has them. All of them are returned if no request is being served.
+    """
+    exchange = _exchange.get()
+    return list(replicas) if exchange is None else exchange.readable_replicas(database, replicas)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A response in place of the application's."""
@@ -72,16 +92,24 @@ class Exchange:
         received: The positions that the caller has sent, of any cluster.
         awaited: Those of them that this application waits for.
         written: The positions that the handler has reported with `wrote`.
+        stale: Why the caller's writes may be missing: "not-reached" or "unavailable". Empty: they can be read.
+        from_primary: Whether the handler should read from the primary, because the wait has failed.
+        reached_on: The servers that have the awaited positions, by database: {"pg/main": {"r1", "r2"}}.
     """
 
-    def __init__(self, headers: Iterable[str], prefixes: Collection[str]) -> None:
+    stale = ""
+    from_primary = False
+    reached_on: Mapping[str, Collection[str]]
+
+    def __init__(self, headers: Iterable[str], prefixes: Collection[str], keys: tuple[bytes, ...] = ()) -> None:
+        self.reached_on = {}
         self.received = Positions({})
         tokens = [token.strip() for token in ",".join(headers).split(",")]  # a proxy may have joined several headers
         if len(tokens) > TOKENS_MAX:
             raise errors.InvalidRequest("token", f"{len(tokens)} tokens in one request; at most {TOKENS_MAX}")
         count = 0  # of all tokens, also if they have the same marks: reading one takes as long as reading another
         for token in filter(None, tokens):
-            positions = Positions.of_token(token, positions_max=POSITIONS_MAX)
+            positions = Positions.of_token(verified(token, keys), positions_max=POSITIONS_MAX)
             if (count := count + len(positions.offsets)) > POSITIONS_MAX:
                 raise errors.InvalidRequest("token", f"{count} positions in one request; at most {POSITIONS_MAX}")
             self.received = self.received.merge(positions)
@@ -93,6 +121,13 @@ class Exchange:
         """Add written positions. Threads of one handler may do so at the same time."""
         with self._lock:
             self.written = self.written.merge(written)
+
+    def readable_replicas(self, database: str, replicas: Iterable[str]) -> list[str]:
+        """As the function of this name, for this request."""
+        if self.from_primary or any(name.startswith(f"{database}/") for name in self.written.offsets):
+            return []  # what it has written itself has hardly reached a replica yet
+        reached = self.reached_on.get(database)
+        return [name for name in replicas if reached is None or name in reached]
 
     def judge(self, result: Result) -> Answer | None:
         """The answer if the positions were not reached. None: the application may read."""
@@ -109,19 +144,13 @@ class Exchange:
         self.received = self.received.select(lambda name: name not in ended)
         return None
 
-    async def token(self, client: AsyncClient) -> str:
+    def following(self, written: Positions) -> Positions:
         """What the caller sends from now on: the positions that it sent, and those that were written."""
-        written = self.written
-        try:
-            async with asyncio.timeout(EPOCHS_S_MAX):
-                written = await client.with_epochs(written.offsets)
-        except (errors.PurgatoryClientError, TimeoutError) as error:  # the write itself has succeeded
-            _logger.warning("a token has no leader epochs, because the daemon did not return them: %r", error)
         # A write whose epoch is unknown may belong to a newer history than the one that the caller knows. With the
         # caller's epoch, its wait would end together with that history.
         unknown = written.offsets.keys() - written.leader_epochs.keys()
         epochs = {name: epoch for name, epoch in self.received.leader_epochs.items() if name not in unknown}
-        return Positions(self.received.offsets, epochs).merge(written).token
+        return Positions(self.received.offsets, epochs).merge(written)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -144,6 +173,14 @@ class Middleware(Generic[Client]):
             positions of clusters that this application does not read from. By default all.
         header: The name of the header, in requests and responses.
         fail_when_stale: Answer 504 at once when a mark has been stale for this many seconds. None: wait.
+        on_timeout: What happens to a request whose positions are not reached in time, or while the daemon does not
+            answer. "refuse": 504 or 503. "serve": it is served, and the response has the header `Purgatory-Stale`.
+            "primary": it is served, and should read from the primary (`Exchange.from_primary`, `readable_replicas`).
+        keys: Sign tokens with the first of these keys, and accept only tokens that one of them has signed. Each is a
+            secret of 16 bytes or more. None: tokens are not signed.
+
+    Attributes:
+        counts: How many requests have waited, by the end of their wait: "reached", "not-reached" and "unavailable".
     """
 
     def __init__(
@@ -155,31 +192,70 @@ class Middleware(Generic[Client]):
         prefixes: Collection[str] = ("",),
         header: str = HEADER,
         fail_when_stale: float | None = None,
+        on_timeout: OnTimeout = "refuse",
+        keys: Sequence[Key] = (),
     ) -> None:
         milliseconds(timeout)
         milliseconds(fail_when_stale, "stale_timeout_ms")
         if isinstance(prefixes, str) or not prefixes:
             raise errors.InvalidRequest("prefixes", f"{prefixes!r}; give a list of prefixes, such as ['pg/main/']")
+        if on_timeout not in get_args(OnTimeout):
+            raise errors.InvalidRequest("on_timeout", f"{on_timeout!r}; must be one of {get_args(OnTimeout)}")
         self.app: Final = app
         self.client: Final = client
         self.header: Final = header
         self.timeout: Final = timeout
         self.prefixes: Final = tuple(prefixes)
         self.fail_when_stale: Final = fail_when_stale
+        self.on_timeout: Final[OnTimeout] = on_timeout
+        self.counts: Final = Counter[str]()
+        self._keys: Final = checked_keys(keys)
+        self._breaker: Final = Breaker()
 
     async def admit(self, client: AsyncClient, tokens: Iterable[str]) -> Exchange | Answer:
         """Wait for the positions in a request's tokens. An answer: the application must not be called."""
         try:
-            exchange = Exchange(tokens, self.prefixes)
-            async with asyncio.timeout(self.timeout + LATE_S_MAX):
-                result = await client.wait_for(
-                    exchange.awaited, timeout=self.timeout, fail_when_stale=self.fail_when_stale
-                )
-        except TimeoutError:
-            return _unavailable("the daemon does not answer")
+            exchange = Exchange(tokens, self.prefixes, self._keys)
+            if not exchange.awaited.offsets:
+                return exchange
+            answer = await self._breaker.call(
+                client, exchange.awaited, lambda: self._wait(client, exchange), self.timeout + LATE_S_MAX
+            )
         except errors.PurgatoryClientError as error:
-            return _refusal(error)
-        return exchange.judge(result) or exchange
+            answer = _refusal(error)
+        if answer is None:
+            self.counts["reached"] += 1
+            return exchange
+        if (reason := FAILED_WAITS.get(answer.status)) is None:
+            return answer
+        self.counts[reason] += 1
+        if self.on_timeout == "refuse":
+            return answer
+        exchange.from_primary = self.on_timeout == "primary"
+        exchange.stale = "" if exchange.from_primary else reason
+        return exchange
+
+    async def _headers_of(self, client: AsyncClient, exchange: Exchange) -> list[tuple[str, str]]:
+        """The headers of a response that begins now."""
+        found = [(STALE_HEADER, exchange.stale)] if exchange.stale else []
+        if exchange.written.offsets:
+            token = exchange.following(await self._with_epochs(client, exchange.written)).token
+            found.append((self.header, sign(token, self._keys)))
+        return found
+
+    async def _wait(self, client: AsyncClient, exchange: Exchange) -> Answer | None:
+        result = await client.wait_for(exchange.awaited, timeout=self.timeout, fail_when_stale=self.fail_when_stale)
+        if (answer := exchange.judge(result)) is None:
+            exchange.reached_on = await client.reached_on(result)
+        return answer
+
+    async def _with_epochs(self, client: AsyncClient, written: Positions) -> Positions:
+        try:
+            return await self._breaker.call(client, written, lambda: client.with_epochs(written.offsets), EPOCHS_S_MAX)
+        except errors.PurgatoryClientError as error:  # the write itself has succeeded
+            level = logging.DEBUG if isinstance(error, errors.Unavailable) else logging.WARNING  # the breaker tells it
+            _logger.log(level, "a token has no leader epochs, because the daemon did not return them: %r", error)
+            return written
 
 
 def _refusal(error: errors.PurgatoryClientError) -> Answer:

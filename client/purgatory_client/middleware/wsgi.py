@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 from purgatory_client.aio import AsyncClient
 from purgatory_client.blocking import Client
-from purgatory_client.middleware.exchange import Answer, Exchange, Middleware
+from purgatory_client.middleware.exchange import SCOPE_KEY, Answer, Exchange, Middleware
 
 _StartResponse = Callable[..., Any]
 _T = TypeVar("_T")
@@ -29,10 +29,11 @@ class ReadYourWrites(Middleware[Client]):
         exchange = admitted
 
         def start_with_token(status: str, headers: list[tuple[str, str]], *error: object) -> object:
-            if exchange.written.offsets:
-                headers = [*headers, (self.header, self._run(exchange.token))]
+            if exchange.written.offsets or exchange.stale:
+                headers = [*headers, *self._run(lambda client: self._headers_of(client, exchange))]
             return start_response(status, headers, *error)
 
+        environ[SCOPE_KEY] = exchange
         with exchange.active():
             body: Iterable[bytes] = self.app(environ, start_with_token)
         # Servers send a list or a file in ways of their own, and neither calls `wrote`.
@@ -50,13 +51,16 @@ class _Streamed:
     def __init__(self, body: Iterable[bytes], exchange: Exchange) -> None:
         self._body: Final = body
         self._exchange: Final = exchange
+        self._parts: Iterator[bytes] | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        with self._exchange.active():
-            self._parts = iter(self._body)
+        if self._parts is None:  # once: a server may ask an iterator for its iterator
+            with self._exchange.active():
+                self._parts = iter(self._body)
         return self
 
     def __next__(self) -> bytes:
+        assert self._parts is not None, "an iterator is asked for its first part after `iter`"
         with self._exchange.active():
             return next(self._parts)
 

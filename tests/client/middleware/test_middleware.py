@@ -25,7 +25,7 @@ from django.urls import path
 from fastapi import FastAPI
 from purgatory_client import AsyncClient, Client
 from purgatory_client.errors import InvalidRequest
-from purgatory_client.middleware import asgi, exchange, wrote, wsgi
+from purgatory_client.middleware import asgi, exchange, readable_replicas, wrote, wsgi
 from purgatory_client.middleware.exchange import Exchange
 from purgatory_client.sources.position_tokens import Positions
 from starlette.applications import Starlette
@@ -33,6 +33,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from werkzeug.test import Client as Browser
 
 from tests.client.middleware.web_servers import asgi_server, wsgi_server
 from tests.kit.daemon import DaemonProcess
@@ -69,7 +70,8 @@ def write(offset: int) -> str:
 
 
 def read() -> str:
-    return "read"
+    """Tells from where."""
+    return f"read from {' '.join(readable_replicas('pg/main', ['r1', 'r2'])) or 'primary'}"
 
 
 def starlette_app() -> Starlette:
@@ -129,16 +131,17 @@ async def visiting(
     address: str,
     *,
     give_up_after: float | None = 30.0,
+    token: str | None = None,
     is_wsgi: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> AsyncIterator[Visit]:
     """Serve an app with the middleware and a client of its own; yields a function that makes requests."""
     async with AsyncExitStack() as stack:
         if is_wsgi or app in (flask_app, django_app):
-            blocking = stack.enter_context(Client(address, give_up_after=give_up_after))
+            blocking = stack.enter_context(Client(address, give_up_after=give_up_after, token=token))
             url = stack.enter_context(wsgi_server(wsgi.ReadYourWrites(app(), blocking, **options)))
         else:
-            client = await stack.enter_async_context(AsyncClient(address, give_up_after=give_up_after))
+            client = await stack.enter_async_context(AsyncClient(address, give_up_after=give_up_after, token=token))
             url = await stack.enter_async_context(asgi_server(asgi.ReadYourWrites(app(), client, **options)))
         session = await stack.enter_async_context(aiohttp.ClientSession(url))
 
@@ -169,7 +172,7 @@ async def test_a_read_waits_for_the_write(app: App, client: AsyncClient) -> None
 async def test_a_request_without_a_token_does_not_wait(app: App) -> None:
     async with visiting(app, NOBODY) as visit:
         answer = await visit("GET", "/read")
-    assert (answer.status, answer.body, HEADER in answer.headers) == (200, b"read", False)
+    assert (answer.status, answer.body, HEADER in answer.headers) == (200, b"read from r1 r2", False)
 
 
 @both
@@ -295,6 +298,7 @@ async def test_errors_of_the_application_are_its_own(app: App, client: AsyncClie
 
 def test_wrong_settings_are_refused(client: AsyncClient) -> None:
     wrong: list[dict[str, Any]] = [{"prefixes": "pg/"}, {"prefixes": []}, {"timeout": -1}, {"fail_when_stale": -1}]
+    wrong += [{"on_timeout": "fail"}, {"keys": ["a" * 15]}, {"keys": "a" * 16}]
     for options in wrong:
         with pytest.raises(InvalidRequest):
             asgi.ReadYourWrites(starlette_app(), client, **options)
@@ -386,6 +390,12 @@ def test_file_and_list_are_passed_on(looking: Client) -> None:
     for body in ([b"list"], FileWrapper(BytesIO(b"file"))):
         middleware = wsgi.ReadYourWrites(lambda *_, body=body: body, looking)
         assert middleware({"wsgi.file_wrapper": FileWrapper}, lambda *_: None) is body
+
+
+def test_body_that_is_asked_twice_for_its_iterator_is_sent_once(looking: Client) -> None:
+    """Werkzeug's test client does so. The body of Django's responses begins anew each time."""
+    browser = Browser(wsgi.ReadYourWrites(django_app(), looking))
+    assert browser.get("/read").text == "read from r1 r2"
 
 
 def test_a_body_that_is_closed_unread_is_closed(looking: Client) -> None:
