@@ -20,10 +20,11 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, Caller, Guarded, guarding
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import advance_request, high_watermark, produce, register_request
-from tests.kit.recorded import assert_recorded, cases_of
+from tests.kit.recorded import assert_recorded, assert_values_recorded, cases_of
 from tests.kit.served_host import refused
 
 POLICIES = Path(__file__).with_name("policies.txt")
+GRANTS = Path(__file__).with_name("grants.txt")
 
 WORDS = st.text("ab*", min_size=1, max_size=4).filter(lambda word: "*" not in word[:-1])
 
@@ -35,28 +36,24 @@ def test_names_against_an_oracle(patterns: list[str], name: str) -> None:
     assert (name in Names(patterns)) == (name in plain or any(name.startswith(prefix) for prefix in prefixes))
 
 
-def test_grants_add_up_by_name_or_prefix_for_topics_and_keys_apart(tmp_path: Path) -> None:
-    path = tmp_path / "policy.toml"
-    path.write_text(
-        """
-[[grant]]
-to = ["team-*"]
-roles = ["wait"]
-topics = ["orders-*", "audit"]
-[[grant]]
-to = ["team-blue", "ops"]
-roles = ["wait", "admin"]
-topics = ["blue"]
-keys = ["deploy/*"]
-"""
-    )
-    policy = read_policy(path)
-    blue, red, other = policy.of("team-blue"), policy.of("team-red"), policy.of("team")
-    assert all(name in blue.on_topics("wait") for name in ("orders-1", "orders-", "audit", "blue"))
-    assert not any(name in blue.on_topics("wait") for name in ("orders", "audit2", "deploy/x"))
-    assert ("deploy/x" in blue.on_keys("wait"), "deploy/x" in blue.on_topics("wait")) == (True, False)
-    assert ("blue" in red.on_topics("wait"), "orders-1" in red.on_topics("admin")) == (False, False)
-    assert not any(other.holds_any(frozenset({role})) for role in ROLES)
+def test_grants_add_up_and_the_nearest_shares_hold_as_a_whole() -> None:
+    """As in grants.txt, of teams.toml: by name or prefix, for topics and keys apart."""
+    policy = read_policy(Path(__file__).with_name("teams.toml"))
+
+    def topics(principal: str, role: str, *names: str) -> list[str]:
+        return [name for name in names if name in policy.of(principal).on_topics(role)]
+
+    def keys(principal: str, role: str, *names: str) -> list[str]:
+        return [name for name in names if name in policy.of(principal).on_keys(role)]
+
+    def roles(principal: str) -> list[str]:
+        return [role for role in ROLES if policy.of(principal).holds_any(frozenset({role}))]
+
+    def shares(principal: str) -> str:
+        found = policy.shares_of(principal)
+        return f"{found.sessions_max} sessions, {found.times_free} times what is free"
+
+    assert_values_recorded(GRANTS, {"topics": topics, "keys": keys, "roles": roles, "shares": shares})
 
 
 def test_a_faulty_policy_names_the_place(tmp_path: Path) -> None:
@@ -70,33 +67,6 @@ def test_a_faulty_policy_names_the_place(tmp_path: Path) -> None:
         return str(raised.value).replace(str(path), "policy.toml")
 
     assert_recorded(POLICIES, map(fault, cases_of(POLICIES)))
-
-
-SHARES = """
-[principals."*".shares]
-sessions_max = 1
-[principals."team-*".shares]
-sessions_max = 2
-times_free = 7
-[principals."team-blue-*".shares]
-sessions_max = 3
-[principals.team-blue-1.shares]
-sessions_max = 4
-[principals."team-blue-2*".shares]
-sessions_max = 5
-"""
-
-
-@pytest.mark.parametrize(
-    ("principal", "sessions_max"),
-    [("ann", 1), ("team-", 2), ("team-red", 2), ("team-blue-9", 3), ("team-blue-1", 4), ("team-blue-2*", 5)],
-)
-def test_the_nearest_shares_hold_as_a_whole(tmp_path: Path, principal: str, sessions_max: int) -> None:
-    path = tmp_path / "policy.toml"
-    path.write_text(POLICY + SHARES)
-    shares = read_policy(path).shares_of(principal)
-    assert shares.sessions_max == sessions_max
-    assert shares.times_free == (7 if sessions_max == 2 else None)
 
 
 async def test_shares_change_with_the_policy(tmp_path: Path) -> None:

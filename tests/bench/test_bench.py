@@ -7,42 +7,30 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import SUITES, measure
-from bench.compare import BETTER, NOT_COMPARED, SAME, WORSE, compared, shown
+from bench.compare import NOT_COMPARED, compared, shown
 from bench.measure.instructions import UNIT
 from bench.measure.result_rows import Row, read_rows
 from bench.peers.jvm import JvmMissing
 from bench.render.page import with_table
 from bench.scale import Scale
 from bench.timer_table import table
+from tests.kit.recorded import assert_values_recorded
 
 COUNTED = Row("instructions/x", "engine", None, 1_000.0, UNIT, None, 1, 1_000.0, 1_000.0, "valgrind, cc 12")
 RATIO = Row("guard/x", "engine", "self", 5e6, "ops/s", 2.0, 5, 1.8, 2.2, "here")
 BYTES = Row("guard/memory", "engine", None, 100.0, "B", None, 1, 100.0, 100.0, "here")
 
 
-def changed(row: Row, **values: object) -> tuple[Row, Row]:
-    return row, Row(**(vars(row) | values))
+def test_a_change_over_15_percent_counts() -> None:
+    """As in changes.txt."""
 
+    def said(row: Row, **values: object) -> str:
+        [verdict] = compared([row], [Row(**(vars(row) | values))])
+        return verdict.said
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        *[
-            (changed(COUNTED, value=value), said)
-            for value, said in ((1_149.0, SAME), (1_151.0, WORSE), (849.0, BETTER))
-        ],
-        (changed(COUNTED, value=9_000.0, machine="valgrind, cc 13"), NOT_COMPARED),
-        (changed(RATIO, ratio=1.5, max=1.8), SAME),  # the best of its pairs is within 15 %
-        (changed(RATIO, ratio=1.5, max=1.69), WORSE),
-        (changed(RATIO, ratio=2.4, max=3.0), BETTER),
-        (changed(RATIO, value=1.0), SAME),  # the machine is slower, its peer too
-        *[(changed(BYTES, value=value), said) for value, said in ((114.0, SAME), (116.0, WORSE))],
-        (changed(Row(**(vars(RATIO) | {"peer": None, "ratio": None})), value=1.0), NOT_COMPARED),
-    ],
-)
-def test_a_change_over_15_percent_counts(rows: tuple[Row, Row], said: str) -> None:
-    [verdict] = compared([rows[0]], [rows[1]])
-    assert verdict.said == said
+    alone = Row(**(vars(RATIO) | {"peer": None, "ratio": None}))
+    names = {"said": said, "COUNTED": COUNTED, "RATIO": RATIO, "BYTES": BYTES, "ALONE": alone}
+    assert_values_recorded(Path(__file__).with_name("changes.txt"), names)
 
 
 def test_what_is_missing_or_new_is_named() -> None:

@@ -41,6 +41,7 @@ from tests.fleet.log_contract import MemoryLog
 from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, group, log, standby_of
 from tests.journal.kit import alter, statements_of, store_in
 from tests.kit.eventually import wait_until
+from tests.kit.recorded import cases_of
 
 __all__ = ["log"]
 
@@ -159,30 +160,14 @@ def with_other_index(path: Path) -> None:
         assert database.execute("PRAGMA quick_check").fetchall() == [("ok",)]
 
 
-DAMAGES: Final[dict[str, Damage]] = {
-    "position": altered("UPDATE log_place SET position = position - 1"),
-    "type of a value": altered("UPDATE log_place SET writer = 'text'"),
-    "last row": altered(
-        "UPDATE dead_letters SET content = x'00' WHERE letter = (SELECT max(letter) FROM dead_letters)"
-    ),
-    "row": altered("UPDATE changes SET content = x'00' WHERE change = 2"),
-    "moment": altered("UPDATE moment SET engine_ms = 0"),
-    "table": altered("DROP TABLE keys"),
-    "table of the moment": altered("DROP TABLE moment"),
-    "no version": altered("PRAGMA user_version = 0"),
-    "newer version": altered("PRAGMA user_version = 99"),
-    "magic": with_byte(0),
-    "write version": with_byte(18),
-    "read version": with_byte(19),
-    "index": with_other_index,
-}
+DAMAGES: Final = Path(__file__).with_name("damages.txt")
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [*cases_of(DAMAGES)])
 def test_damaged_copy_of_the_log_is_fetched_again(tmp_path: Path, damage: str) -> None:
     log = a_log()
     follow(tmp_path, log)[0].release()
-    DAMAGES[damage](tmp_path / "journal.db")
+    eval(damage)(tmp_path / "journal.db")
     assert opened_at(tmp_path, log) == -1
 
 

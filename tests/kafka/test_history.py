@@ -7,6 +7,7 @@ import pytest
 
 from tests.histories.history import History
 from tests.histories.worlds.kafka.judge import GONE, Answer, RecordedStep, wrong_answers, wrong_lineages
+from tests.kit.recorded import assert_values_recorded
 
 MARK = ("kafka/billing/orders", 0)
 HISTORY = [
@@ -25,37 +26,21 @@ def answer(target: int, registered_s: float, ended_s: float, timeout_s: float = 
     return Answer(MARK, target, registered_s, registered_s + 0.1, timeout_s, ended_s, **given)
 
 
-@pytest.mark.parametrize(
-    ("found", "why"),
-    [
-        (answer(20, 5.0, 9.9, is_satisfied=True), "too early"),
-        (answer(41, 5.0, 99.0, is_satisfied=True), "too early"),
-        (answer(20, 40.0, 41.0, is_satisfied=True), "of a lineage that had ended"),
-        (answer(5, 90.0, 91.0, is_satisfied=True), "of a lineage that had ended"),
-        (answer(20, 5.0, 25.0, 20.0), "unanswered"),
-        (answer(10, 3.0, 7.0, 4.0), "unanswered"),
-        (answer(20, 5.0, 25.0, 20.0, stale_s=2.0), "unanswered"),
-        (answer(99, 5.0, 6.0, error_code=3), "ended as unknown"),
-        (answer(99, 70.0, 79.0, error_code=3), "ended as unknown"),
-        (answer(99, 124.0, 125.0, error_code=3), "ended as unknown"),
-        (answer(99, 90.0, 91.0, error_code=74), "ended with error 74"),
-    ],
-)
-def test_wrong_answer_is_found_with_the_reason(found: Answer, why: str) -> None:
-    [wrong] = wrong_answers(HISTORY, [found], settle_s=3.0)
-    assert wrong.why.startswith(why), wrong
+ANSWERS = Path(__file__).with_name("answers.txt")
 
 
-@pytest.mark.parametrize(
-    ("registered_s", "answered_s", "error_code", "is_right"),
-    [(29.0, 31.0, 0, True), (29.0, 40.0, 0, False), (29.0, 31.0, 74, True), (12.0, 20.0, 74, False)],
-)
-def test_wait_that_names_an_epoch_ends_with_its_lineage(
-    registered_s: float, answered_s: float, error_code: int, is_right: bool
-) -> None:
-    listed_s = registered_s - 0.1
-    found = answer(5, registered_s, answered_s, is_satisfied=not error_code, error_code=error_code, listed_s=listed_s)
-    assert (list(wrong_lineages(HISTORY, [found], 3.0)) == []) is is_right
+def test_wrong_answers_are_found_with_the_reason() -> None:
+    """As in answers.txt. A wait that names an epoch ends with its lineage."""
+
+    def judged(*found: Answer) -> str:
+        return ", ".join(one.why for one in wrong_answers(HISTORY, found, settle_s=3.0)) or "right"
+
+    def names_epoch(registered_s: float, answered_s: float, error_code: int) -> str:
+        listed = {"listed_s": registered_s - 0.1, "is_satisfied": not error_code, "error_code": error_code}
+        found = answer(5, registered_s, answered_s, **listed)
+        return ", ".join(one.why for one in wrong_lineages(HISTORY, [found], 3.0)) or "right"
+
+    assert_values_recorded(ANSWERS, {"judged": judged, "answer": answer, "names_epoch": names_epoch})
 
 
 @pytest.mark.slow  # three brokers

@@ -21,6 +21,7 @@ from tests.docs.pages import commands_about, shell, sources_about
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import eventually, wait_until
 from tests.kit.programs import skip_unless_required
+from tests.kit.recorded import assert_recorded, cases_of
 from tests.sources.publishing import publishing, until_mark
 
 FAST = "servers=p,r1,r2&poll_ms=5&idle_poll_ms=20&timeout_ms=300"
@@ -148,31 +149,22 @@ async def server(answer: str) -> AsyncIterator[str]:
         yield f"127.0.0.1:{serving.sockets[0].getsockname()[1]}"
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ("", "not that of Redis"),
-        ("role:sentinel\r\n", "not that of Redis"),
-        (PRIMARY.replace("second_repl_offset", "other"), "not that of Redis"),
-        (PRIMARY.replace(":7", ":seven"), "not that of Redis"),
-        (PRIMARY.replace(":7", ":-1"), "not that of Redis"),
-        (PRIMARY.replace(":7", f":{2**61}"), "not that of Redis"),
-        ("-WRONGPASS invalid username-password pair", "PURGATORY_REDIS_PASSWORD"),
-        ("-NOAUTH Authentication required.", "PURGATORY_REDIS_PASSWORD"),
-        ("-NOPERM this user has no permissions to run the 'info' command", r"right \+info"),
-        ("-LOADING Redis is loading the dataset in memory", "loading"),
-        ("$9000000000\r\n", "longer than 65,536 bytes"),
-        ("*100000000\r\n" + ":1\r\n" * 20_000, "longer than 65,536 bytes"),
-        ("*1\r\n" * 10_000, "nested too deeply"),
-    ],
-)
-async def test_server_with_a_wrong_answer_is_unreadable_with_the_reason(answer: str, said: str) -> None:
-    async with server(answer) as address:
-        source = open_source(SourceUri.parse(f"redis://{address}"))
-        assert isinstance(source, RedisSource)
-        with pytest.raises(Unreadable, match=said):
-            await source.asked(address)
-        await source.close()
+ANSWERS = Path(__file__).with_name("answers.txt")
+
+
+async def test_server_with_a_wrong_answer_is_unreadable_with_the_reason() -> None:
+    """As in answers.txt."""
+
+    async def reason(case: str) -> str:
+        async with server(eval(case, {"PRIMARY": PRIMARY})) as address:
+            source = open_source(SourceUri.parse(f"redis://{address}"))
+            assert isinstance(source, RedisSource)
+            with pytest.raises(Unreadable) as unreadable:
+                await source.asked(address)
+            await source.close()
+        return str(unreadable.value).replace(address, "ADDRESS")
+
+    assert_recorded(ANSWERS, [await reason(case) for case in cases_of(ANSWERS)])
 
 
 async def test_mark_of_a_server_that_is_no_longer_listed_is_removed(shared_daemon: DaemonProcess) -> None:

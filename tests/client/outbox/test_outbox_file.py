@@ -30,6 +30,7 @@ from purgatory_client.outbox.outbox_file import (
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.test_blocking import environment
+from tests.kit.recorded import assert_recorded, cases_of
 
 
 def outbox_error(reason: OutboxReason, match: str | None = None) -> pytest.RaisesExc[OutboxError]:
@@ -79,27 +80,24 @@ def test_a_file_of_another_kind_is_refused_and_not_changed(tmp_path: Path) -> No
     assert text.read_text().startswith("not a database")
 
 
-@pytest.mark.parametrize(
-    ("statement", "reason", "what"),
-    [
-        ("PRAGMA application_id = 7", OutboxReason.DAMAGED, "not an outbox"),
-        ("PRAGMA user_version = 0", OutboxReason.DAMAGED, "not an outbox"),
-        ("PRAGMA user_version = 7", OutboxReason.TOO_NEW, "version 7, this client knows up to 1"),
-        ("DELETE FROM session", OutboxReason.DAMAGED, "0 sessions"),
-        ("UPDATE registrations SET columns = x'00' WHERE first_operation_id = 2", OutboxReason.DAMAGED, "operation 2 "),
-        ("UPDATE registrations SET tag = 'x' WHERE first_operation_id = 1", OutboxReason.DAMAGED, "operation 1 is cor"),
-        ("UPDATE results SET batch = x'0801'", OutboxReason.DAMAGED, "results row 1 is corrupt"),
-    ],
-)
-def test_a_file_that_is_not_as_written_is_refused(
-    tmp_path: Path, statement: str, reason: OutboxReason, what: str
-) -> None:
-    with closing(OutboxFile(tmp_path / "o.db")) as file:
-        file.commit([registration(1), registration(2), arrived(1)])
-    with closing(sqlite3.connect(tmp_path / "o.db")) as database, database:
-        database.execute(statement)
-    with outbox_error(reason, match=what):
-        OutboxFile(tmp_path / "o.db")
+DAMAGES = Path(__file__).with_name("damages.txt")
+
+
+def test_a_file_that_is_not_as_written_is_refused(tmp_path: Path) -> None:
+    """As in damages.txt."""
+
+    def reason(statement: str) -> str:
+        path = tmp_path / "o.db"
+        path.unlink(missing_ok=True)
+        with closing(OutboxFile(path)) as file:
+            file.commit([registration(1), registration(2), arrived(1)])
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute(statement)
+        with pytest.raises(OutboxError) as refused:
+            OutboxFile(path)
+        return f"{refused.value.reason.name}: {refused.value}".replace(str(path), "o.db")
+
+    assert_recorded(DAMAGES, map(reason, cases_of(DAMAGES)))
 
 
 def test_an_incarnation_that_others_made_is_refused(tmp_path: Path) -> None:

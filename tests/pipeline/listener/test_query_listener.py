@@ -23,6 +23,7 @@ from examples.spark_jobs import nightly_batch, own_write
 from purgatory.testing import RunningDaemon, daemon_in_process
 from tests.kit.daemon import StartDaemon
 from tests.kit.eventually import PATIENCE_S, wait_until
+from tests.kit.recorded import assert_values_recorded
 
 LINES = ("spark/lines/source0", 0)
 
@@ -77,26 +78,12 @@ def mark_of(client: Client, name: tuple[str, int] = LINES) -> tuple[int, int] | 
     return found.leader_epoch, found.high_watermark
 
 
-@pytest.mark.parametrize(
-    ("ends", "expected"),
-    [
-        (['{"orders":{"0":43,"1":7}}'], {("orders", 0): 43, ("orders", 1): 7}),
-        (['{"orders":{"0":43}}', '{"orders":{"0":40,"2":1}}'], {("orders", 0): 40, ("orders", 2): 1}),
-        (['{"logOffset":4}'], {("source0", 0): 5}),
-        ([None, "12"], {("source1", 0): 12}),
-        (['{"sequence":9}', "-"], {("source0", 0): 9}),
-        (['{"nightly":{"incarnation":"5e","sequence":9}}'], {("source0", 0): 9}),
-        (['{"orders":{"0":-2}}', '"a word"'], {}),
-    ],
-)
-def test_end_offsets_are_exclusive_marks(ends: list[str | None], expected: dict[tuple[str, int], int]) -> None:
-    """Kafka's as they are, files one more than the last set taken; of two readers of a partition the slower counts."""
-    assert marks_of(ends) == expected
+OFFSETS = Path(__file__).with_name("offsets.txt")
 
 
-def test_an_entry_of_the_offset_log_has_a_line_for_each_source() -> None:
-    """After the version and the metadata; a dash for a source that gave nothing."""
-    assert ends_of_log('v1\n{"batchWatermarkMs":0}\n{"logOffset":3}\n-\n') == ['{"logOffset":3}', None]
+def test_end_offsets_are_exclusive_marks() -> None:
+    """As in offsets.txt."""
+    assert_values_recorded(OFFSETS, {"marks_of": marks_of, "ends_of_log": ends_of_log})
 
 
 def test_a_folder_that_is_no_checkpoint_says_nothing(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tests.client.cli.test_commands import purgatory
 from tests.journal.kit import copy_files
 from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.recorded import assert_recorded, cases_of
 from tests.kit.served_host import ServedHost, refused, serving
 from tests.service.test_daemon import fetch_page
 
@@ -196,36 +197,25 @@ def reporting(state: int = source_pb2.SOURCE_STATE_STALE, **fields: Any) -> sour
     return source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=state, **fields))
 
 
-@pytest.mark.parametrize(
-    ("messages", "field"),
-    [
-        ([attaching(name="")], "hello.name"),
-        ([attaching(name="a" * 250)], "hello.name"),
-        ([attaching(prefixes=())], "hello.topic_prefixes"),
-        ([attaching(prefixes=["a"] * 101)], "hello.topic_prefixes"),
-        ([attaching(prefixes=["a", ""])], r"hello.topic_prefixes\[1\]"),
-        ([reporting()], "hello"),
-        ([attaching(), attaching(name="b")], None),
-        ([attaching(), source_pb2.AttachSourceRequest()], None),
-        ([attaching(), reporting(state=0)], "state"),
-        ([attaching(), reporting(state=source_pb2.SOURCE_STATE_DETACHED)], "state"),
-        ([attaching(), reporting(stale=[source_pb2.StaleMarks(partitions=range(10_001))])], None),
-        ([attaching(), reporting(stale=[source_pb2.StaleMarks()] * 2_001)], None),
-        ([attaching(), reporting(reason="a" * 2**20)], None),
-    ],
-)
-async def test_message_that_makes_no_sense_ends_its_source(
-    messages: list[source_pb2.AttachSourceRequest], field: str | None
-) -> None:
-    async with serving() as served:
+NONSENSE = Path(__file__).with_name("nonsense.txt")
+
+
+async def test_message_that_makes_no_sense_ends_its_source() -> None:
+    """As in nonsense.txt."""
+
+    async def refusal(served: ServedHost, case: str) -> str:
         call = served.stub.AttachSource()
-        for message in messages:
+        for message in eval(case, {**vars(source_pb2), "attaching": attaching, "reporting": reporting}):
             await call.write(message)
-        with refused(grpc.StatusCode.INVALID_ARGUMENT, field):
+        with refused(grpc.StatusCode.INVALID_ARGUMENT) as error:
             while await call.read() is not grpc.aio.EOF:
                 pass
             await call
         await eventually(lambda: not served.host.sources.attached, "the source is gone")
+        return str(error.value.details())
+
+    async with serving() as served:
+        assert_recorded(NONSENSE, [await refusal(served, case) for case in cases_of(NONSENSE)])
 
 
 async def test_the_largest_report_is_taken_and_long_reasons_are_cut() -> None:
