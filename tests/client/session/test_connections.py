@@ -28,7 +28,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.client.cli.test_commands import purgatory
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import until_pending
+from tests.kit.eventually import eventually, until_pending
 from tests.kit.proxy import NOBODY, FaultyProxy
 
 pytestmark = pytest.mark.sockets
@@ -167,6 +167,12 @@ async def test_a_stranger_in_the_session_is_noticed(shared_daemon: DaemonProcess
         assert answer.outcomes == [Outcome.REFUSED, Outcome.REFUSED]
         await client.advance("strange-3", high_watermark=42)
         assert (await waiting).satisfied
+        before = client.session_id
+        assert (await stranger.register(before, 2**61 - 1, foreign)).accepted == 1  # no id is left
+        with pytest.raises(errors.OperationIdInUse):
+            await client.produce({"strange-3": 43}, timeout=LONG)
+        await eventually(lambda: client.session_id != before, "another session")
+        assert (await client.produce({"strange-3": 43}, timeout=0)).outcome is Outcome.EXPIRED
 
 
 @pytest.mark.parametrize(("give_up_after", "timeout"), [(0.3, LONG), (LONG, 0.5)], ids=["limit", "timeouts"])

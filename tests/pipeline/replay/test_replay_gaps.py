@@ -20,6 +20,7 @@ from purgatory.engine.calls import Apply
 from purgatory.engine.codes import FOLLOWER_PROGRESS, IN_SYNC_REPLICAS, LEADER_APPEND, LEADERSHIP
 from purgatory.extensions.archive import schema
 from purgatory.extensions.archive.run_details import RunDetails, saved_marks
+from tests.kit.recorded import assert_recorded, cases_of
 from tests.pipeline.archive.histories import History, small_history, write_file
 
 
@@ -72,42 +73,22 @@ def drop(table: str, column: str, *values: object) -> Callable[[History], Histor
     return lambda history: without(history, table, chosen=lambda row: row[column] in values)
 
 
-@pytest.mark.parametrize(
-    ("change", "expected", "said"),
-    [
-        pytest.param(lambda _: None, (20, 0, 0, 0), "100 % of 20 outcomes equal", id="as written: all equal"),
-        pytest.param(change_answers, (18, 2, 0, 0), "2 operations did not end as recorded", id="one answer differs"),
-        pytest.param(
-            drop(schema.OUTCOMES, "operation_id", 3, 5),
-            (18, 0, 2, 0),
-            "2 operations without a recorded outcome",
-            id="outcomes lost: the others are compared",
-        ),
-        pytest.param(
-            drop(schema.REGISTRATIONS, "operation_id", 3, 5),
-            (18, 0, 0, 0),
-            "2 without registration",
-            id="registrations rolled away: nothing expires in their place",
-        ),
-        pytest.param(crash, (15, 0, 0, 5), "events are missing", id="crashed: compared up to the last whole call"),
-        pytest.param(
-            drop(schema.MARKERS, "marker", schema.STARTED),
-            (20, 0, 0, 0),
-            "settings are not recorded",
-            id="no beginning: the usual settings",
-        ),
-        pytest.param(turn_back_clock, (20, 0, 0, 0), "clock went back", id="a clock that fell: counted"),
-    ],
-)
-def test_gaps_are_counted_and_reported(
-    tmp_path: Path, change: Callable[[History], object], expected: tuple[int, int, int, int], said: str
-) -> None:
-    history = small_history()
-    change(history)
-    history.write(tmp_path, rows_per_file=30)
-    account = replayed(tmp_path)
-    assert verdicts(account) == expected
-    assert said in "\n".join([account.sentence(), *account.totals(), *account.notes()])
+GAPS = Path(__file__).with_name("gaps.txt")
+
+
+def test_gaps_are_counted_and_reported(tmp_path: Path) -> None:
+    """As in gaps.txt."""
+
+    def account(case: str) -> str:
+        history, folder = small_history(), tmp_path / f"{abs(hash(case))}"
+        eval(case, globals())(history)
+        history.write(folder, rows_per_file=30)
+        found = replayed(folder)
+        return "\n".join([f"{verdicts(found)}", found.sentence(), *found.totals(), *found.notes()]).replace(
+            str(folder), ""
+        )
+
+    assert_recorded(GAPS, map(account, cases_of(GAPS)))
 
 
 def test_outcomes_that_do_not_follow_from_the_events(tmp_path: Path) -> None:
