@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -18,7 +19,9 @@ KINDS: Final = {
     "redis": "redis", "rediss": "redis", "valkey": "redis", "valkeys": "redis", "poll+http": "poll",
     "poll+https": "poll", "poll+sql": "poll",
 }  # fmt: skip
-"""The connector of each scheme."""
+"""The connector of each scheme that the package itself has."""
+OTHER: Final = "other"
+"""The kind of connectors of other packages. The name of their entry point is a scheme."""
 _Default = TypeVar("_Default", int, None)
 _SECRET: Final = (
     "password", "passwd", "passphrase", "pwd", "secret", "token", "credential", "apikey", "api_key", "api-key",
@@ -31,12 +34,26 @@ class SourceUriInvalid(ValueError):
     """The address of a source or of a replicated log is invalid. The message is one line that contains the remedy."""
 
 
+def others() -> dict[str, list[EntryPoint]]:
+    """The connectors of other packages, by scheme. Those of the package itself cannot be replaced."""
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group="purgatory.connectors"):
+        if entry.name not in KINDS:
+            found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def shown(entry: EntryPoint) -> str:
+    """The distribution of an entry point, with its version."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+
+
 @dataclass(frozen=True, slots=True)
 class SourceUri:
     """The parsed address of a source.
 
     Attributes:
-        kind: The name of the connector: "kafka", "postgres", "mysql", "redis" or "poll".
+        kind: The name of the connector: "kafka", "postgres", "mysql", "redis", "poll" or "other".
         scheme: As given: "kafka", "rediss", "poll+http".
         hosts: As given, "host:port" or "host".
         path: The path without slashes: a database.
@@ -57,9 +74,13 @@ class SourceUri:
         parts = urlsplit(text)
         scheme = parts.scheme
         if scheme not in KINDS:
-            raise SourceUriInvalid(
-                f"source {_shown(text)!r}: must begin with {', '.join(f'{one}://' for one in KINDS)}"
-            )
+            installed = others()
+            if scheme not in installed:
+                known = ", ".join(f"{one}://" for one in (*KINDS, *installed))
+                raise SourceUriInvalid(f"source {_shown(text)!r}: must begin with {known}")
+            if len(installed[scheme]) > 1:
+                packages = ", ".join(map(shown, installed[scheme]))
+                raise SourceUriInvalid(f"{scheme}:// is a connector of several packages, uninstall others: {packages}")
         if "@" in parts.netloc:
             raise SourceUriInvalid(
                 f"source {_shown(text)!r}: an address must have no user or password, because others can read it; "
@@ -76,7 +97,7 @@ class SourceUri:
                     "put it into a file and name that in ?config=FILE, or into the environment"
                 )
             options[name] = f"{options[name]},{value}" if name in options else value
-        return cls(KINDS[scheme], scheme, hosts, unquote(parts.path).strip("/"), options, text)
+        return cls(KINDS.get(scheme, OTHER), scheme, hosts, unquote(parts.path).strip("/"), options, text)
 
     def listed(self, option: str) -> tuple[str, ...]:
         """The values of an option that accepts several, separated by commas."""

@@ -32,6 +32,7 @@ ENTRY_POINTS = {
     "purgatory.testing.pytest_plugin",  # named in pyproject.toml: pytest loads it
     "purgatory_pipeline.notebook",  # public: for notebooks
     "purgatory_connectors.cli",  # the console script
+    "examples.nats_connector.purgatory_nats",  # a package of its own
     "bench.subjects.engine_runs",  # make bench
     "tests.mutants.budget",  # named in pyproject.toml, for make mutants
 }
@@ -44,7 +45,8 @@ EXPORTS = {
         "SystemClock UsedAfterFork"
     ),
     "purgatory.engine": "COMPILED",
-    "purgatory.testing": "DaemonFailed ManualClock RunningDaemon daemon_in_process daemon_process",
+    "purgatory.testing": "ConnectorContract DaemonFailed ManualClock RunningDaemon WatchedSystem daemon_in_process "
+    "daemon_process",
     "purgatory.timer": (
         "AsyncTimer Clock OnTaskError SystemClock SystemTimer Timer TimerClosed TimerTask UsedAfterFork"
     ),

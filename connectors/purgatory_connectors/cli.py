@@ -23,7 +23,7 @@ from purgatory_client.errors import InvalidRequest
 from purgatory import log
 from purgatory.command_line import FILE, Command, ExitCodes
 from purgatory.connection_flags import SECURITY
-from purgatory.source_uri import SourceUri, SourceUriInvalid
+from purgatory.source_uri import OTHER, SourceUri, SourceUriInvalid, others, shown
 from purgatory_connectors.errors import SourceRefused
 from purgatory_connectors.publisher.mark_lineage import LineageStore
 from purgatory_connectors.publisher.publisher import Publisher, Source
@@ -121,6 +121,7 @@ COMMANDS: Final = {
     "poll": "Publish any number that only rises, from an HTTP server or a database: poll+http://..., poll+sql://...\n\n"
     "Headers, user and password are read from the file that the option `config` names, or from variables like "
     "PURGATORY_POLL_HEADER_AUTHORIZATION and PURGATORY_POLL_PASSWORD.",
+    OTHER: "Publish what a connector of another installed package reads (docs/connectors.md). Takes whole addresses.",
 }
 
 
@@ -198,11 +199,28 @@ for _scheme, _text in COMMANDS.items():
 
 def open_source(uri: SourceUri) -> Source:
     """Create the connector for an address. Raises SourceRefused, SourceUriInvalid."""
+    if uri.kind == OTHER:
+        return _open_other(uri)
     for package in _EXTRAS[uri.kind]:
         if find_spec(package) is None:
             raise SourceRefused(f"{uri.kind} sources need {package}: pip install 'purgatory-waits[{uri.kind}]'")
     opened: Source = import_module(f"purgatory_connectors.{uri.kind}").open_source(uri)
     return opened
+
+
+def _open_other(uri: SourceUri) -> Source:
+    [entry] = others()[uri.scheme]
+    where = f"the connector of {shown(entry)}, {entry.value},"
+    try:
+        source = entry.load()(uri)
+    except (SourceRefused, SourceUriInvalid):
+        raise
+    except Exception as error:
+        logging.getLogger("purgatory_connectors").exception("%s failed", where)
+        raise SourceRefused(f"{where} failed: {error!r}") from error
+    if not isinstance(source, Source):
+        raise SourceRefused(f"{where} returned {source!r} instead of a Source")
+    return source
 
 
 def main() -> None:

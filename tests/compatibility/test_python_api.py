@@ -35,6 +35,7 @@ PUBLIC: Final = (
     "purgatory_client.terms",
     "purgatory_client.views",
     "purgatory_client.waits",
+    "purgatory_connectors",
     "purgatory_pipeline.datasource",
     "purgatory_pipeline.listener",
     "purgatory_pipeline.notebook",
@@ -116,8 +117,10 @@ def names_in(annotation: object) -> list[griffe.ExprName]:
 
 def snapshot() -> str:
     """The public API as text. It is read from the sources: nothing is imported, so Spark may be missing."""
-    loader = griffe.GriffeLoader(search_paths=[ROOT, ROOT / "client", ROOT / "pipeline"], allow_inspection=False)
-    for package in ("purgatory", "purgatory_client", "purgatory_pipeline"):
+    loader = griffe.GriffeLoader(
+        search_paths=[ROOT, ROOT / "client", ROOT / "connectors", ROOT / "pipeline"], allow_inspection=False
+    )
+    for package in ("purgatory", "purgatory_client", "purgatory_connectors", "purgatory_pipeline"):
         loader.load(package)
     loader.resolve_aliases(external=False)
     written: list[str] = []

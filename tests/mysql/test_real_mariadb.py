@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from purgatory_connectors.publisher.polled_source import Unreadable
 
 from examples.free_ports import free_port
 from purgatory.source_uri import SourceUri
+from purgatory.testing import ConnectorContract, WatchedSystem
 from tests.docs.pages import commands_about, shell, sources_about
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import wait_until
@@ -87,15 +88,15 @@ class LocalMariaDB:
 Servers = dict[str, LocalMariaDB]
 
 
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[Servers]:
+@contextmanager
+def started(folder: Path) -> Iterator[Servers]:
     """A primary "p" with the replicas "r1" and "r2". Without MariaDB the test is skipped, or fails if required."""
     if shutil.which("mariadbd") is None:
         skip_unless_required("MYSQL", "no mariadbd found (Debian: apt-get install mariadb-server)")
     with ExitStack() as stack:
         found = {}
         for server_id, name in enumerate(("p", "r1", "r2"), 1):
-            found[name] = stack.enter_context(closing(LocalMariaDB(tmp_path / name, server_id)))
+            found[name] = stack.enter_context(closing(LocalMariaDB(folder / name, server_id)))
         # The first transactions of each folder are local to it.
         for one in found.values():
             one.query("RESET MASTER")
@@ -103,6 +104,47 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
             found[name].follow(found["p"])
         found["p"].query("CREATE DATABASE written", "CREATE TABLE written.rows (at serial)")
         yield found
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    with started(tmp_path) as servers:
+        yield servers
+
+
+class Primary(WatchedSystem):
+    """The mark of what the primary has executed."""
+
+    mark = ends = "mysql/main/p/0"
+
+    def __init__(self, servers: Servers) -> None:
+        self._server = servers["p"]
+        self.uri = f"mysql://{','.join(one.address for one in servers.values())}?{FAST}"
+
+    def write(self) -> int:
+        return self._server.write()
+
+    def position(self) -> int:
+        return position_of_gtid(self._server.query("SELECT @@gtid_current_pos"))[1]
+
+    def stop(self) -> None:
+        self._server.process.send_signal(signal.SIGSTOP)
+
+    def start(self) -> None:
+        self._server.process.send_signal(signal.SIGCONT)
+
+    def begin_again(self) -> None:
+        self._server.query("RESET MASTER")
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Primary]:
+    with started(tmp_path_factory.mktemp("mariadb")) as servers:
+        yield Primary(servers)
+
+
+@pytest.mark.slow
+class TestContract(ConnectorContract): ...
 
 
 @asynccontextmanager

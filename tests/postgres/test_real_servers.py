@@ -17,8 +17,9 @@ from purgatory_connectors.postgres.postgres_settings import PostgresSettings
 from purgatory_connectors.postgres.postgres_source import ServerReader
 from purgatory_connectors.publisher.polled_source import Unreadable
 
-from examples.local_postgres import LocalPostgres, LocalServer
+from examples.local_postgres import ROLE, LocalPostgres, LocalServer
 from purgatory.source_uri import SourceUri
+from purgatory.testing import ConnectorContract, WatchedSystem
 from tests.kit.eventually import wait_until
 from tests.postgres.watched_servers import WatchedServers, satisfied
 
@@ -169,6 +170,39 @@ async def test_login_with_a_missing_role_is_refused_with_the_reason(postgres: Lo
     with pytest.raises(Unreadable, match='role "nobody" does not exist') as refused:
         await reader.read()
     assert refused.value.is_refused
+
+
+class Replicas(WatchedSystem):
+    """The mark of all replicas. The failover is the last test of this file."""
+
+    mark = ends = "pg/contract/all"
+
+    def __init__(self, postgres: LocalPostgres) -> None:
+        self._primary, *self._replicas = (postgres.servers[name] for name in ("p", "r1", "r2"))
+        hosts = ",".join(one.address for one in (self._primary, *self._replicas))
+        self.uri = f"postgres://{hosts}/postgres?name=contract&servers=p,r1,r2&user={ROLE}"
+
+    def write(self) -> int:
+        self._primary.query("INSERT INTO written VALUES (1)")
+        return self._primary.position()
+
+    def position(self) -> int:
+        """With the header of a page, which no server replays."""
+        return min(one.position() for one in self._replicas) + 40
+
+    def stop(self) -> None:
+        self._replicas[0].signal_all(signal.SIGSTOP)
+
+    def start(self) -> None:
+        self._replicas[0].signal_all(signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def system(postgres: LocalPostgres) -> Replicas:
+    return Replicas(postgres)
+
+
+class TestContract(ConnectorContract): ...
 
 
 # Positions in change events: which of them a replica must have replayed before it has the row.

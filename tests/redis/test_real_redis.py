@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from purgatory_connectors.redis.redis_source import RedisSource
 
 from examples.free_ports import free_port
 from purgatory.source_uri import SourceUri
+from purgatory.testing import ConnectorContract, WatchedSystem
 from tests.docs.pages import commands_about, shell, sources_about
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import eventually, wait_until
@@ -64,17 +65,66 @@ class LocalRedis:
 Servers = dict[str, LocalRedis]
 
 
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[Servers]:
+@contextmanager
+def started(folder: Path) -> Iterator[Servers]:
     """A primary "p" with the replicas "r1" and "r2". Without Redis the test is skipped, or fails if it is required."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         skip_unless_required("REDIS", "no redis-server found (Debian: apt-get install redis-server)")
     with ExitStack() as stack:
-        found = {name: stack.enter_context(closing(LocalRedis(program, tmp_path / name))) for name in ("p", "r1", "r2")}
+        found = {name: stack.enter_context(closing(LocalRedis(program, folder / name))) for name in ("p", "r1", "r2")}
         for name in ("r1", "r2"):
             found[name].follow(found["p"])
         yield found
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    with started(tmp_path) as servers:
+        yield servers
+
+
+class Replicas(WatchedSystem):
+    """The mark of the replica that is furthest."""
+
+    mark = ends = "redis/main/any"
+
+    def __init__(self, servers: Servers) -> None:
+        self._primary, *self._replicas = servers.values()
+        self.uri = f"redis://{','.join(one.address for one in servers.values())}?{FAST}"
+
+    def write(self) -> int:
+        return self._primary.write()
+
+    def position(self) -> int:
+        states = [one.client.info("replication") for one in self._replicas]
+        return max(int(one.get("slave_repl_offset", one["master_repl_offset"])) for one in states)
+
+    def stop(self) -> None:
+        for one in self._replicas:
+            one.process.send_signal(signal.SIGSTOP)
+
+    def start(self) -> None:
+        for one in self._replicas:
+            one.process.send_signal(signal.SIGCONT)
+
+    def begin_again(self) -> None:
+        """A replica is promoted."""
+        self._primary.process.kill()
+        self._primary, *self._replicas = self._replicas
+        self._primary.client.replicaof("NO", "ONE")
+        for one in self._replicas:
+            one.follow(self._primary)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    with started(tmp_path_factory.mktemp("redis")) as servers:
+        yield Replicas(servers)
+
+
+@pytest.mark.slow
+class TestContract(ConnectorContract): ...
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from purgatory_connectors.publisher.observation import End
 from purgatory_connectors.publisher.polled_source import Unreadable
 
 from purgatory.source_uri import SourceUri, SourceUriInvalid
+from purgatory.testing import ConnectorContract, WatchedSystem
 from tests.kafka.recording_publisher import RecordingPublisher
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually
@@ -53,6 +54,44 @@ async def test_wait_ends_when_the_number_at_the_pointer_is_reached(
         status.say({"log": {"position": "42"}})
         assert (await pending).satisfied
     assert {path for path, _ in status.requests} == {"/a/status?level=full"}
+
+
+class StatusPage(WatchedSystem):
+    mark = ends = "poll/main/position"
+    knows_options = False
+
+    def __init__(self, status: Status) -> None:
+        self._status, self._number = status, 0
+        self.uri = f"poll+http://{status.address}/?end=&timeout_ms=200&{FAST}"
+        self.begin_again()
+
+    def write(self) -> int:
+        self._number += 1
+        self._status.say(self._number)
+        return self._number
+
+    def position(self) -> int:
+        return self._number
+
+    def stop(self) -> None:
+        self._status.may_answer.clear()
+
+    def start(self) -> None:
+        self._status.may_answer.set()
+
+    def begin_again(self) -> None:
+        self._number = 0
+        self._status.say(0)
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[StatusPage]:
+    with Status() as status:
+        yield StatusPage(status)
+
+
+@pytest.mark.slow
+class TestContract(ConnectorContract): ...
 
 
 async def test_new_wait_makes_an_idle_source_ask_at_once(shared_daemon: DaemonProcess, status: Status) -> None:

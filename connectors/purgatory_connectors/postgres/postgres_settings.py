@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from psycopg import Error
+from psycopg.conninfo import make_conninfo
 from purgatory_client.sources.source_names import escaped_group
 
 from purgatory.source_uri import SourceUri, SourceUriInvalid
@@ -71,6 +73,10 @@ def _servers(uri: SourceUri) -> tuple[ServerSettings, ...]:
     for key in shared:
         if key in _NO_LIBPQ or not _LIBPQ.fullmatch(key):
             raise SourceUriInvalid(f"source {uri.text!r}: unknown option {key!r}; known: {', '.join(_OWN)} and libpq's")
+    try:
+        make_conninfo("", **shared)
+    except Error as error:
+        raise SourceUriInvalid(f"source {uri.text!r}: {str(error).strip()}; known: {', '.join(_OWN)}") from None
     if uri.path:
         shared["dbname"] = uri.path
     servers = []

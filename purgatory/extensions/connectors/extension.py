@@ -27,7 +27,7 @@ from purgatory.extension import Core, Extension, StartupError, own_settings
 from purgatory.service.rpc.grpc_options import server_options
 from purgatory.service.settings import setting
 from purgatory.service.sources.source_table import STATE_NAMES
-from purgatory.source_uri import SourceUri, SourceUriInvalid
+from purgatory.source_uri import OTHER, SourceUri, SourceUriInvalid
 
 LOGGER: Final = logging.getLogger(__name__)
 PRINCIPAL: Final = "purgatory-source"
@@ -152,7 +152,8 @@ def command_of(uri: str, socket: str, data_dir: Path | None, log_level: str) -> 
 def _folder(source: SourceUri) -> str:
     """Name of the state folder. It does not change with hosts or options, except the label that names the marks."""
     label = source.options.get("label") or source.options.get("name")
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{source.kind}-{label}" if label else source.kind)
+    kind = source.scheme if source.kind == OTHER else source.kind
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{kind}-{label}" if label else kind)
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

@@ -34,7 +34,7 @@ from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.handlers import Method
 from purgatory.service.settings import Settings
 from purgatory.service.translate.shards import Shards
-from purgatory.source_uri import KINDS
+from purgatory.source_uri import SourceUri
 from purgatory.v1.purgatory_service_pb2 import GetTopologyResponse, HandOverRequest, HandOverResponse
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class FleetExtension(Extension):
     @classmethod
     async def _follow(cls, settings: Settings, fleet: FleetSettings) -> Leadership:
         for source in getattr(settings, "source", ()):
-            command = f"purgatory-source {KINDS[source.partition('://')[0]]} URI --to HOST:PORT,HOST:PORT"
+            command = f"purgatory-source {SourceUri.parse(source).kind} URI --to HOST:PORT,HOST:PORT"
             raise StartupError(
                 f"fleet.log and source: run `{command}` with the addresses of all daemons, as a process of its own, "
                 "which follows the leader"
