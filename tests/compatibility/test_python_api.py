@@ -85,8 +85,11 @@ def lines(name: str, member: griffe.Object | griffe.Alias) -> Iterator[str]:
     elif isinstance(found, griffe.Attribute):
         kind = "property " if "property" in found.labels else ""
         annotation = f": {found.annotation}" if found.annotation is not None else ""
-        # A constant, the member of an enumeration, or a method by another name. Not what a constructor assigns.
-        has_value = "module-attribute" in found.labels or ("class-attribute" in found.labels and not annotation)
+        # A constant, the member of an enumeration, or a method by another name. Not what is assigned by a constructor,
+        # or computed for a constant that has a type.
+        is_computed = bool(annotation) and isinstance(found.value, griffe.ExprCall)
+        is_constant = "module-attribute" in found.labels and not is_computed
+        has_value = is_constant or ("class-attribute" in found.labels and not annotation)
         yield f"{kind}{name}{annotation}" + (f" = {found.value}" if has_value else "")
 
 
