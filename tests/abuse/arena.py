@@ -19,18 +19,7 @@ from tests.abuse.result import Result, Tally, memory_mb, start_peak
 from tests.kit.daemon import DaemonProcess
 
 BUDGET_BYTES: Final = 512 * 1024 * 1024
-POLICY: Final = """
-[[grant]]
-to = ["honest"]
-roles = ["wait", "advance", "observe"]
-topics = ["honest"]
-
-[[grant]]
-to = ["attacker"]
-roles = ["wait", "advance", "observe"]
-topics = ["attack*", "f*"]
-keys = ["attack*"]
-"""
+POLICY: Final = Path(__file__).with_name("policy.toml").read_text("utf-8")
 WARM_UP_S: Final = 1.0
 """Time for the honest client to connect and for code to run for the first time."""
 SETTLE_S: Final = 6.0

@@ -23,25 +23,7 @@ ROLES = ("wait", "advance", "observe", "admin")
 NOBODY = "nobody"
 """A caller without a credential."""
 
-POLICY = (
-    "\n".join(
-        f"""
-[[grant]]
-to = ["{role}"]
-roles = ["{role}"]
-topics = ["mine-*"]
-keys = ["mine/*"]
-"""
-        for role in ROLES
-    )
-    + """
-[[grant]]
-to = ["root"]
-roles = ["wait", "advance", "observe", "admin"]
-topics = ["*"]
-keys = ["*"]
-"""
-)
+POLICY = Path(__file__).with_name("policy.toml").read_text("utf-8")
 """A principal for each role, which has it on `mine-*` and `mine/*`, and one with all roles."""
 
 

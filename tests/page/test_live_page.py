@@ -109,18 +109,7 @@ def test_an_empty_page_shows_a_first_wait_that_works(browser: Browser, start_dae
 GONE = ("net::ERR_", "the server responded with a status of 503")
 """The browser itself reports connections that are refused or cut; 503 comes from a daemon that is shutting down."""
 
-POLICY = """
-[[grant]]
-to = ["admin"]
-roles = ["wait", "advance", "observe", "admin"]
-topics = ["*"]
-keys = ["*"]
-
-[[grant]]
-to = ["waiter"]
-roles = ["wait"]
-topics = ["*"]
-"""
+POLICY = Path(__file__).with_name("policy.toml").read_text("utf-8")
 
 
 def test_page_is_grey_while_a_daemon_is_gone_and_reconnects(browser: Browser, start_daemon: StartDaemon) -> None:
