@@ -17,6 +17,7 @@ from tests.histories.worlds.crash import CrashWorld
 from tests.histories.worlds.stops import StopsWorld
 from tests.kit.daemon import run_to_end
 from tests.kit.faults import LimitedDisk, NotPossibleHere, Power
+from tests.kit.recorded import assert_recorded, cases_of
 
 pytestmark = pytest.mark.sockets
 
@@ -28,6 +29,7 @@ last one has small internal sizes and a listener that raises.
 NAME = ("log", 0)
 ENDED = plain.Ended(0, 1, plain.PRODUCE, plain.SATISFIED, 20, 0, (plain.EndedItem(NAME, 0, 5, 5, 0),))
 END = DaemonEnd(ENDED, 1_020, has_result=True)
+FITS = Path(__file__).with_name("fits.txt")
 NOT_REACHED = (plain.EndedItem(NAME, 7, 5, 4, 0),)
 
 
@@ -40,24 +42,18 @@ def test_each_wait_of_a_day_ends_once_as_in_the_engine(seed: int) -> None:
     assert history.judge.complaints == []
 
 
-@pytest.mark.parametrize(
-    ("end", "row", "received_ms"),
-    [
-        (replace(END, ended=ENDED._replace(outcome=plain.EXPIRED, items=NOT_REACHED)), ENDED, 1_020.5),
-        (END, ENDED._replace(outcome=plain.EXPIRED), 1_020.5),
-        (END, ENDED._replace(items=NOT_REACHED), 1_020.5),
-        (END, ENDED._replace(waited_ms=19), 1_020.5),
-        (END, ENDED._replace(waited_ms=30), 1_020.5),
-        (END, ENDED, 1_010.0),
-        (replace(END, has_result=False), ENDED, 1_020.5),
-        (replace(END, ended_ms=1_010), ENDED, 1_020.5),
-    ],
-    ids=["expired", "not expired", "code", "time", "time before", "before it was", "dropped", "registered before"],
-)
-def test_result_that_the_engine_did_not_give_does_not_fit(end: DaemonEnd, row: plain.Ended, received_ms: float) -> None:
+def test_result_that_the_engine_did_not_give_does_not_fit() -> None:
+    """As in fits.txt."""
     assert END.fits(ENDED, 999.2, 1_020.5)
     assert END.fits(ENDED._replace(waited_ms=21), 999.2, 1_020.5)  # it was sent again
-    assert not end.fits(row, 999.2, received_ms)
+
+    names = {"replace": replace, "plain": plain, "END": END, "ENDED": ENDED, "NOT_REACHED": NOT_REACHED}
+
+    def fits(case: str) -> str:
+        end, row, received_ms = eval(case, names)
+        return f"{end.fits(row, 999.2, received_ms)}"
+
+    assert_recorded(FITS, map(fits, cases_of(FITS)))
 
 
 def test_daemon_dies_at_the_point_that_its_environment_names(tmp_path: Path) -> None:

@@ -82,44 +82,26 @@ async def posted(url: str, *resolved: list[str], **options: Any) -> tuple[Attemp
         return await made.post(url, signed(), BODY.encode()), asked
 
 
-@pytest.mark.parametrize(
-    ("resolved", "allow_private", "end", "reason"),
-    [
-        ([["127.0.0.1"], ["192.0.2.1"]], True, DELIVERED, ""),  # looked up once: the name is sent as Host
-        ([["127.0.0.2", "127.0.0.1"]], True, DELIVERED, ""),  # the first one refuses connections
-        ([["127.0.0.1"]], False, NOT_ALLOWED, "127.0.0.1"),
-        ([[]], True, UNREACHABLE, "has no address"),
-    ],
-    ids=["changing name", "several addresses", "private", "unknown name"],
-)
-async def test_addresses_of_a_name_are_looked_up_once_and_tried_in_turn(
-    resolved: list[list[str]], allow_private: bool, end: str, reason: str
-) -> None:
-    with WebhookReceiver() as receiver:
-        url = f"http://a.example:{receiver.port}/"
-        attempt, asked = await posted(url, *resolved, allow_private=allow_private)
-        assert (attempt.end, asked, len(receiver.received)) == (end, ["a.example"], end == DELIVERED)
-    assert reason in attempt.reason
+ATTEMPTS = Path(__file__).with_name("attempts.txt")
 
 
-@pytest.mark.parametrize(
-    ("answer", "end", "reason"),
-    [
-        (204, DELIVERED, ""),
-        (500, REFUSED, "HTTP 500"),
-        (302, REFUSED, "redirects are not followed"),
-        (410, REFUSED, "HTTP 410"),
-        (DROP, UNREACHABLE, "Protocol"),
-        (HANG, UNREACHABLE, "no answer within"),
-    ],
-)
-async def test_status_or_silence_ends_an_attempt(answer: int, end: str, reason: str) -> None:
-    with WebhookReceiver(lambda _received: answer) as receiver:
-        url = f"http://a.example:{receiver.port}/"
-        attempt, _ = await posted(url, timeout_ms=300 if answer == HANG else 5_000)
-        receiver.wait_for(lambda all_: len(all_) == 1)
-    assert (attempt.end, attempt.is_final) == (end, answer == 410)
-    assert reason in attempt.reason
+async def test_attempts_end_as_recorded() -> None:
+    """As in attempts.txt. The addresses of a name are looked up once and tried in turn; a status or silence ends an
+    attempt.
+    """
+
+    async def ending(case: str) -> str:
+        given = eval(case, {"DROP": DROP, "HANG": HANG})
+        status, addresses = given.pop("answer", 204), given.pop("addresses", ())
+        with WebhookReceiver(lambda _received: status) as receiver:
+            attempt, asked = await posted(f"http://a.example:{receiver.port}/", *addresses, **given)
+            is_sent = attempt.end != NOT_ALLOWED and "has no address" not in attempt.reason
+            receiver.wait_for(lambda all_: len(all_) == is_sent)
+        assert asked == ["a.example"]
+        how = f"{attempt.end}{' for good' if attempt.is_final else ''}{'' if is_sent else ', nothing was sent'}"
+        return f"{how}: {attempt.reason}" if attempt.reason else how
+
+    assert_recorded(ATTEMPTS, [await ending(case) for case in cases_of(ATTEMPTS)])
 
 
 def writing(head: bytes, part: bytes = b"") -> Serve:

@@ -1,6 +1,7 @@
 """The targets of fuzzed requests: a daemon, and daemons with tiny limits. Each run ends with checks of their state."""
 
 import asyncio
+import tomllib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,15 +18,7 @@ from tests.abuse.result import Result, memory_mb
 from tests.kit.daemon import DaemonProcess
 from tests.kit.served_host import DaemonChannel
 
-# Low limits, so that each of them is reached, and the daemon's state reaches its maximum early in a run.
-DAEMON_LIMITS: Final = {
-    "pending_operations_max": 100,
-    "partitions_max": 50,
-    "signal_keys_max": 60,
-    "items_per_operation_max": 100,
-    "sessions_max": 24,
-    "unacknowledged_results_max": 200,
-}
+LIMITS: Final[dict[str, dict[str, float]]] = tomllib.loads(Path(__file__).with_name("limits.toml").read_text("utf-8"))
 
 SERVICES: Final = (
     SERVICE,
@@ -43,32 +36,6 @@ CALLERS: Final = 10
 CALLS_OF_EACH: Final = 3
 LIVING_SHARE: Final = 0.8
 """SIGTERM is sent after this share of a life's requests."""
-
-CROWD_LIMITS: Final = {
-    "pending_operations_max": 30,
-    "pending_items_max": 60,
-    "partitions_max": 10,
-    "signal_keys_max": 6,
-    "items_per_operation_max": 4,
-    "timeout_ms_max": 30_000,
-    "purgatory.service.translate.batch_limits.OPERATIONS_MAX": 10,
-    "purgatory.service.translate.batch_limits.EVENTS_MAX": 10,
-    "purgatory.service.translate.batch_limits.ITEMS_MAX": 30,
-    "memory_bytes_max": 128 * 2**20,
-    "purgatory.service.budget.shares.UNARY_WAITS_MAX": 3,
-    "purgatory.service.rpc.call_gate.CALLS_MAX": 20,
-    "purgatory.service.rpc.call_gate.CALLS_PER_CALLER_MAX": 2,
-    "purgatory.service.rpc.call_gate.CALLS_QUEUED_PER_CALLER_MAX": 1,
-    "sessions_max": 16,
-    "purgatory.service.sources.source_links.SOURCES_MAX": 1,
-    "unacknowledged_results_max": 10,
-}
-"""Settings, and constants by their full names."""
-DAEMON_CONSTANTS: Final = {
-    "purgatory.service.budget.garbage.TRIM_INTERVAL_S": 0.25,
-    "purgatory.service.translate.batch_limits.OPERATIONS_MAX": 5_000,
-    "purgatory.service.translate.batch_limits.EVENTS_MAX": 5_000,
-}
 
 
 async def call(
@@ -93,9 +60,9 @@ async def fuzz_daemon(folder: Path, seed: int, requests: int, tally: Tally, *, w
     Returns a description of its memory use. Growth after the warm-up is a finding.
     """
     messages = RandomMessages(seed)
-    flags = limit_flags(DAEMON_LIMITS)
+    flags = limit_flags(LIMITS["daemon"])
     flags += ["--session-ttl-ms", "600", "--session-heartbeat-interval-ms", "200", "--shutdown-grace-ms", "2000"]
-    with DaemonProcess(folder, flags, constants=DAEMON_CONSTANTS) as daemon:
+    with DaemonProcess(folder, flags, constants=LIMITS["daemon_constants"]) as daemon:
         used_mb = [memory_mb(daemon)]
         for count in (warm_up, requests):
             await call(daemon, messages, tally, count, services=SERVICES)
@@ -111,7 +78,7 @@ async def fuzz_daemon(folder: Path, seed: int, requests: int, tally: Tally, *, w
     return f"{memory}; "
 
 
-def limit_flags(limits: dict[str, int]) -> list[str]:
+def limit_flags(limits: dict[str, float]) -> list[str]:
     return [flag for name, value in limits.items() for flag in (f"--limits-{name.replace('_', '-')}", str(value))]
 
 
@@ -146,7 +113,9 @@ async def fuzz_crowd(folder: Path, seed: int, lives: int, requests: int, tally: 
         arguments += ["--data-dir", str(folder / "data"), "--journal-mode", journal]
     for life in range(lives):
         limits = {
-            name: value for name, value in CROWD_LIMITS.items() if messages.rng.random() < 0.5 or name == "sessions_max"
+            name: value
+            for name, value in LIMITS["crowd"].items()
+            if messages.rng.random() < 0.5 or name == "sessions_max"
         }
         constants = {name: value for name, value in limits.items() if "." in name}
         flags = limit_flags({name: value for name, value in limits.items() if "." not in name})
