@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory.service.access.access_policy import PolicyError, read_policy
-from purgatory.service.access.roles import ROLES, Names
+from purgatory.service.access.roles import ROLES, Names, Role
 from purgatory.service.access.tokens import add_token
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.sources import source_links
@@ -40,10 +40,10 @@ def test_grants_add_up_and_the_nearest_shares_hold_as_a_whole() -> None:
     """As in grants.txt, of teams.toml: by name or prefix, for topics and keys apart."""
     policy = read_policy(Path(__file__).with_name("teams.toml"))
 
-    def topics(principal: str, role: str, *names: str) -> list[str]:
+    def topics(principal: str, role: Role, *names: str) -> list[str]:
         return [name for name in names if name in policy.of(principal).on_topics(role)]
 
-    def keys(principal: str, role: str, *names: str) -> list[str]:
+    def keys(principal: str, role: Role, *names: str) -> list[str]:
         return [name for name in names if name in policy.of(principal).on_keys(role)]
 
     def roles(principal: str) -> list[str]:
