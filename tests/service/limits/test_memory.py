@@ -6,6 +6,7 @@ import gc
 import random
 import subprocess
 import sys
+import tempfile
 import tracemalloc
 import weakref
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
 from tests.kit.messages import register_batch
+from tests.kit.recorded import assert_recorded, cases_of
 from tests.kit.served_host import apply_events
 
 MIB = 1024 * 1024
@@ -49,35 +51,28 @@ def make_host() -> tuple[Host, Metrics]:
 
 # The size of the budget.
 
+CONTROL_GROUPS = Path(__file__).with_name("control_groups.txt")
+
 
 def test_the_budget_is_what_was_set_or_most_of_what_there_is() -> None:
     assert budget_bytes(512 * MIB) == 512 * MIB
     assert 0 < budget_bytes(0) == int(available_bytes() * SHARE_OF_MACHINE)
 
 
-@pytest.mark.parametrize(
-    ("membership", "files", "limits"),
-    [
-        pytest.param("0::/\n", {"memory.max": "1000\n"}, [1000], id="in a container, version 2"),
-        pytest.param("0::/a/b\n", {"a/memory.max": "700\n", "a/b/memory.max": "max\n"}, [700], id="of the group above"),
-        pytest.param(
-            "4:memory:/a\n3:cpu:/z\n",
-            {"memory/a/memory.limit_in_bytes": "500\n", "cpu/z/memory.max": "1\n"},
-            [500],
-            id="version 1",
-        ),
-        pytest.param("0::/\n", {}, [], id="none"),
-    ],
-)
-def test_limits_of_control_groups_are_found(
-    tmp_path: Path, membership: str, files: dict[str, str], limits: list[int]
-) -> None:
-    (tmp_path / "cgroup").write_text(membership, "utf-8")
-    for name, text in files.items():
-        path = tmp_path / "mounted" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
-    assert sorted(set(cgroup_limits(tmp_path / "cgroup", tmp_path / "mounted"))) == limits
+def test_limits_of_control_groups_are_found(tmp_path: Path) -> None:
+    """As in control_groups.txt."""
+
+    def limits(case: str) -> str:
+        membership, *files = case.split(" ")
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        (folder / "cgroup").write_text(f"{membership}\n".replace(",", "\n"), "utf-8")
+        for name, _, value in (file.partition("=") for file in files):
+            path = folder / "mounted" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{value}\n", "utf-8")
+        return str(sorted(set(cgroup_limits(folder / "cgroup", folder / "mounted"))))
+
+    assert_recorded(CONTROL_GROUPS, map(limits, cases_of(CONTROL_GROUPS)))
 
 
 def test_messages_are_a_part_of_the_budget() -> None:
