@@ -185,6 +185,11 @@ def test_cibuildwheel_builds_for_each_system_and_python(platform: str, systems: 
     }
 
 
+def test_classifiers_name_each_python_that_wheels_are_built_for() -> None:
+    named = re.findall(r"Python :: 3\.(\d+)", " ".join(PROJECT["project"]["classifiers"]))
+    assert [f"cp3{minor}-*" for minor in named] == PROJECT["tool"]["cibuildwheel"]["build"]
+
+
 def test_a_command_has_the_name_of_the_distribution() -> None:
     """`uvx NAME` and `pipx run NAME` look for a command with the distribution's name."""
     scripts = PROJECT["project"]["scripts"]

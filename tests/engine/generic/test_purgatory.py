@@ -282,7 +282,7 @@ def failing_at(time: int, error: BaseException) -> Key:
 @pytest.mark.parametrize(
     ("make_keys", "error", "says"),
     [
-        (lambda: ["a", ["b"]], TypeError, "keys: unhashable type: 'list'"),
+        (lambda: ["a", ["b"]], TypeError, "keys: .*unhashable type: 'list'"),
         (lambda: ["a", failing_at(0, ArithmeticError("hash"))], ArithmeticError, "hash"),
         (lambda: ["a", failing_at(1, ArithmeticError("hash"))], ArithmeticError, "hash"),
         (lambda: "orders-3", TypeError, "keys: one string, 'orders-3'"),
