@@ -13,7 +13,7 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webho
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import errors, rpc_errors, views
 from purgatory_client.argument_checks import check_keywords, checked, checked_type, int64, milliseconds_of, several
-from purgatory_client.batches import WaitBatch
+from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.addresses import check_address, pause_max
@@ -30,7 +30,7 @@ from purgatory_client.session.detached_sessions import (
 from purgatory_client.session.shards import shard_of, shard_refusal
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink
-from purgatory_client.waits import ByPartition, Name
+from purgatory_client.waits import ByPartition, Name, Wait
 
 T = TypeVar("T")
 
@@ -116,16 +116,17 @@ class SingleCalls:
     # Detached sessions: one client registers, another collects the results.
 
     async def register(
-        self, session_id: str, first_operation_id: int, batch: WaitBatch, *, incarnation: str = ""
+        self, session_id: str, first_operation_id: int, batch: Entry, *, incarnation: str = ""
     ) -> Registered:
-        """Register a batch in a session other than this client's, without waiting. `results` collects the results.
+        """Register a batch, or a single wait, in a session other than this client's, without waiting. `results`
+        collects the results.
 
         The call is repeated until the daemon answers. That is safe, because the daemon skips ids that it already knows.
 
         Args:
             session_id: The session, new or known to the daemon.
             first_operation_id: The id of the first operation; the others follow it. Ids must increase within a session.
-            batch: Made by a function of `purgatory_client.batches`.
+            batch: Made by a function of `purgatory_client.batches` or `purgatory_client.waits`.
             incarnation: From the `Registered` of an earlier batch: register only if the session has not been created
                 again since then. Empty: not checked, and the session is created if it does not exist.
 
@@ -137,7 +138,8 @@ class SingleCalls:
             Unavailable: No answer within `give_up_after` seconds.
             PurgatoryClientError: The daemon refused the whole batch; the error is the refusal.
         """
-        checked_type(batch, WaitBatch, "batch", "give a batch of purgatory_client.batches")
+        if not isinstance(batch, Wait):
+            checked_type(batch, WaitBatch, "batch", "give a batch of purgatory_client.batches")
         batch.operation_id = int64(first_operation_id, "first_operation_id")
 
         async def call(one: SingleCalls) -> Registered:

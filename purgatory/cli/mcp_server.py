@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, TypedDict
+from typing import Annotated, Any, Final, TypedDict, cast
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -18,14 +18,14 @@ from mcp.types import ToolAnnotations
 from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import PurgatoryClientError, Unavailable
-from purgatory_client.results import Result
+from purgatory_client.results import Result, already_satisfied
 from purgatory_client.terms import at_least
 from purgatory_client.views import OperationOrder, PendingOperation
 from pydantic import Field
 
 from purgatory import __version__
+from purgatory.cli import mcp_tasks
 from purgatory.cli.parsing import UsageError, terms
-from purgatory.cli.render import item_lines, outcome_text
 from purgatory.cli.wait import ends_reached
 
 PROGRESS_S: Final = 5.0
@@ -61,6 +61,10 @@ class Waited(TypedDict):
     ]
 
 
+AS_TASK: Final[Waited] = {"outcome": "pending", "waited_seconds": 0.0, "details": []}
+"""The answer of a tool in whose place the agent gets a task."""
+
+
 class Pending(TypedDict):
     """Waits that have not ended."""
 
@@ -92,6 +96,8 @@ class Tools:
             goal = terms(targets, record=False)
             condition = at_least(1 if any_of else len(goal), *goal)
             one = waits.wait(condition, unless=terms(unless, record=False), timeout=timeout_seconds)
+            if await mcp_tasks.begin(self._client, one):
+                return AS_TASK
             return _waited(await _with_progress(context, self._client.wait_once(one), timeout_seconds), one)
 
     async def signal(
@@ -125,6 +131,12 @@ class Tools:
     ) -> Waited:
         """Wait until everything that was written before this call has been processed or replicated."""
         with _errors_for_agents(self._client.address):
+            if mcp_tasks.ASKED.get() is not None:
+                ends = await self._client.ends(marks, timeout=max(timeout_seconds, 1.0))
+                if not ends.offsets:
+                    return _waited(already_satisfied())
+                await mcp_tasks.begin(self._client, ends.wait(timeout=timeout_seconds))
+                return AS_TASK
             wait = ends_reached(self._client, marks, timeout_seconds)
             return _waited(await _with_progress(context, wait, timeout_seconds))
 
@@ -159,7 +171,13 @@ async def serve(client: AsyncClient) -> None:
 def make_server(client: AsyncClient) -> Server:
     """The server of the tools, without a transport."""
     tools = Tools(client)
-    server = Server("purgatory", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+    server = Server(
+        "purgatory",
+        version=__version__,
+        instructions=INSTRUCTIONS,
+        log_level="WARNING",
+        extensions=[mcp_tasks.Tasks(client)],
+    )
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=True)
     for function in (tools.wait, tools.pending, tools.caught_up):
         server.add_tool(function, annotations=reads)
@@ -193,8 +211,7 @@ def _errors_for_agents(address: str) -> Iterator[None]:
 
 
 def _waited(answer: Result, one: waits.Wait | None = None) -> Waited:
-    lines = item_lines(answer, one)
-    return {"outcome": outcome_text(answer.outcome), "waited_seconds": answer.waited, "details": lines}
+    return cast("Waited", mcp_tasks.waited(answer, one))
 
 
 def _listed(one: PendingOperation) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import grpc.aio
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client.argument_checks import checked
-from purgatory_client.batches import WaitBatch
+from purgatory_client.batches import Entry
 from purgatory_client.errors import NotFound, ProtocolError, PurgatoryClientError, SessionTakenOver, Unavailable
 from purgatory_client.results import ResultColumns
 from purgatory_client.session.backoff import Retry
@@ -60,7 +60,7 @@ class ClosedSession:
 
 
 async def register(
-    stub: PurgatoryServiceStub, session_id: str, batch: WaitBatch, give_up_after: float | None, incarnation: str
+    stub: PurgatoryServiceStub, session_id: str, batch: Entry, give_up_after: float | None, incarnation: str
 ) -> Registered:
     """Register the batch, whose ids begin with `batch.operation_id`. With `incarnation`, only in that incarnation."""
     request = checked(wire.RegisterRequest, session_id=session_id, incarnation=incarnation)
