@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from purgatory.journal.errors import JournalDamaged, JournalTooNew, damaged
+from purgatory.journal.errors import JournalDamaged, damaged
 from purgatory.journal.sql_schema import MIGRATIONS, OLDEST, READABLE_FROM, migrate
 from purgatory.journal.store import FILE_WRONG
 from purgatory.replicated_log.entry import PART_BYTES_MAX
@@ -120,8 +120,9 @@ def load_snapshot(log: ReplicatedLog, replica: Replica) -> bool:
         Whether there is one that has more than the file.
 
     Raises:
-        LogLost: It has another history than the file, which is unchanged.
-        LogUnavailable: The log does not answer; the file is unchanged.
+        JournalTooNew: It is of a later release. As in the following cases, the file is unchanged.
+        LogLost: It has another history than the file.
+        LogUnavailable: The log does not answer.
     """
     path = replica.directory.path / PART
     snapshot = log.last_snapshot()
@@ -138,17 +139,17 @@ def load_snapshot(log: ReplicatedLog, replica: Replica) -> bool:
 
 
 def unpack(snapshot: Snapshot, path: Path) -> LogPlace:
-    """Write the content of a snapshot to a file, and return its place. Raises LogUnavailable; LogRefused: it cannot be
-    decoded.
+    """Write the content of a snapshot to a file, and return its place. Raises LogUnavailable, JournalTooNew, or
+    LogRefused: it cannot be decoded.
     """
     try:
         with path.open("wb") as file:
             file.writelines(_decompressed(snapshot.read()))
         with closing(sqlite3.connect(path)) as database:
-            migrate(database, path.name)
+            migrate(database, f"the snapshot of position {snapshot.position}")
             place = read_place(database, path.parent)
             check_rows(database, path.parent)
-    except (zlib.error, ValueError, sqlite3.Error, JournalDamaged, JournalTooNew) as error:
+    except (zlib.error, ValueError, sqlite3.Error, JournalDamaged) as error:
         what = error.what if isinstance(error, JournalDamaged) else error
         raise LogRefused(f"the snapshot of position {snapshot.position} cannot be used ({what})") from None
     return place

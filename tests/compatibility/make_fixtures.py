@@ -3,8 +3,8 @@
     python -m tests.compatibility.make_fixtures tests/compatibility/fixtures/0.1.0
 
 The packages are those of the last commit, the files those of this tree, so commit everything before. The folder must
-not exist. Needs PostgreSQL, for the log of a fleet, and for the clients Node, Java with Maven, and what they fetch. The
-wheel is uncompiled, so that it runs on every Python and system.
+not exist. Needs PostgreSQL, for the log of a fleet, Spark, for the checkpoint of a stream, and for the clients Node,
+Java with Maven, and what they fetch. The wheel is uncompiled, so that it runs on every Python and system.
 """
 
 import gzip
@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -35,9 +36,10 @@ from purgatory.service.access.tokens import add_token
 from tests.compatibility.released_clients import CLIENTS, GO_MODULE
 from tests.compatibility.scenario import OFFSETS, POLICY, fill
 from tests.fleet.audit import read_all
-from tests.kit.daemon import DaemonProcess, access_flags
+from tests.kit.daemon import EXECUTE, DaemonProcess, access_flags
 from tests.kit.fleet import Member
 from tests.kit.programs import fleet_command, run_program
+from tests.pipeline.stream.simulated_history import StreamFolders
 from tests.strangers.client_builds import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,14 +112,47 @@ def make_fleet_log(folder: Path, work: Path, tokens: tuple[str, str]) -> None:
                 file.write(json.dumps([entry.position, entry.logged_ms, entry.to_bytes().hex()]) + "\n")
 
 
+def wait_at(at_ms: int, number: int, offset: int, timeout_ms: int) -> dict[str, object]:
+    """A wait as a row of a stream."""
+    wait = {"at_ms": at_ms, "kind": PRODUCE, "caller": "a", "operation_id": number, "timeout_ms": timeout_ms}
+    return wait | {"item": 0, "item_count": 1, "topic": "orders", "partition": 3, "offset": offset}
+
+
+def mark_at(at_ms: int, offset: int) -> dict[str, object]:
+    return {"at_ms": at_ms, "type": HIGH_WATERMARK, "topic": "orders", "partition": 3, "offset": offset}
+
+
 def make_shard_state(folder: Path) -> None:
     """A shard of a stream: one pending wait, and a mark below its offset."""
     shard = Shard(100)
-    wait = {"at_ms": 1_000, "kind": PRODUCE, "caller": "a", "operation_id": 7, "timeout_ms": 5_000}
-    wait |= {"item": 0, "item_count": 1, "topic": "orders", "partition": 3, "offset": 42}
-    mark = {"at_ms": 1_500, "type": HIGH_WATERMARK, "topic": "orders", "partition": 3, "offset": 20}
-    shard.play(pa.Table.from_pylist([wait, mark, {"at_ms": 2_000}], schema=ROWS))
+    rows = [wait_at(1_000, 7, 42, 5_000), mark_at(1_500, 20), {"at_ms": 2_000}]
+    shard.play(pa.Table.from_pylist(rows, schema=ROWS))
     (folder / "shard-state").write_bytes(shard_state.to_bytes(shard))
+
+
+def run_stream(folders: StreamFolders, environment: Mapping[str, str] = EXECUTE) -> None:
+    """Let a stream of some release read what is there."""
+    inputs = ["--registrations", str(folders.registrations), "--events", str(folders.events)]
+    options = ["--results", str(folders.results), "--shards", "2", "--delay", "100ms", "--once", "--master", "local[1]"]
+    quiet = ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false"]
+    command = [sys.executable, "-m", "purgatory_pipeline.cli", "stream", *inputs, *options, *quiet]
+    run_program(command, env=os.environ | dict(environment), timeout_s=600)
+
+
+def make_stream(folder: Path, work: Path, environment: Mapping[str, str] = EXECUTE) -> None:
+    """A stream's checkpoint with 15 pending waits, the files that end them, and what the stream then wrote."""
+    folders, ms = StreamFolders(work), 1_700_000_000_000
+    waits = [wait_at(ms + number, number, 10 * number, 5_000 if number % 2 else 60_000) for number in range(1, 21)]
+    folders.write([*waits, mark_at(ms + 100, 50), {"at_ms": ms + 1_000}])
+    run_stream(folders, environment)
+    with tarfile.open(folder / "stream.tar.xz", "w:xz") as tar:
+        tar.add(work / "results" / "_checkpoint", "results/_checkpoint")
+        folders.write([mark_at(ms + 10_000, 150), {"at_ms": ms + 100_000}])
+        run_stream(folders, environment)
+        [outcomes] = (work / "results").glob("outcomes/batch=*1")
+        for path in (folders.registrations / "00001.parquet", folders.events / "00001.parquet"):
+            tar.add(path, f"{path.parent.name}/{path.name}")
+        tar.add(outcomes, f"expected/outcomes/{outcomes.name}")
 
 
 def make(folder: Path) -> None:
@@ -128,6 +163,7 @@ def make(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as work:
         tokens = make_daemon_files(folder, Path(work))
         make_fleet_log(folder, Path(work), tokens)
+        make_stream(folder, Path(work) / "stream")
     short = Positions(OFFSETS, {"kafka/billing/orders-0": 5})
     long = Positions({f"kafka/billing/orders-{number}": number for number in range(64)})
     facts = {"made_s": int(time.time()), "tokens": tokens, "positions": [short.token, long.token]}

@@ -31,11 +31,15 @@ from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.replica import MARK, Replica, forget_place
 from purgatory.v1 import fleet_log_pb2 as pb
 from tests.compatibility import RELEASED
-from tests.compatibility.make_fixtures import SESSIONS
+from tests.compatibility.make_fixtures import SESSIONS, run_stream
 from tests.compatibility.scenario import OFFSETS, POLICY, found
 from tests.journal.kit import alter
 from tests.kit.daemon import DaemonProcess, access_flags, run_to_end
 from tests.kit.faults import NotPossibleHere, WallClock, build_library
+from tests.pipeline.conftest import java
+from tests.pipeline.stream.simulated_history import StreamFolders
+
+__all__ = ["java"]  # a fixture
 
 FACTS: Final = json.loads((RELEASED / "facts.json").read_text("utf-8"))
 
@@ -107,6 +111,20 @@ def test_state_of_a_stream_of_the_last_release_is_read() -> None:
     shard = shard_state.from_bytes((RELEASED / "shard-state").read_bytes(), 100)
     assert shard.engine is not None
     assert (shard.engine.pending, shard.callers.table.num_rows, shard.horizon_ms) == (1, 1, 1_900)
+
+
+@pytest.mark.slow  # a Spark
+@pytest.mark.usefixtures("java")
+def test_stream_of_the_last_release_is_continued(tmp_path: Path) -> None:
+    """From its checkpoint: what was pending in it ends as in that release."""
+    folders = StreamFolders(tmp_path)
+    with tarfile.open(RELEASED / "stream.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    run_stream(folders)
+    continued = folders.outcomes()
+    folders.results = tmp_path / "expected"
+    assert sorted(map(repr, continued)) == sorted(map(repr, folders.outcomes()))
+    assert len(continued) == 15
 
 
 def test_position_tokens_of_the_last_release_are_read() -> None:
