@@ -33,6 +33,9 @@ ENTRY_POINTS = {
     "purgatory.testing.pytest_plugin",  # named in pyproject.toml: pytest loads it
     "purgatory_pipeline.notebook",  # public: for notebooks
     "purgatory_connectors.cli",  # the console script
+    "examples.orchestrators.airflow_watcher",  # for programs with Airflow, which is not installed here
+    "examples.orchestrators.dagster_sensor",  # the same with Dagster
+    "examples.orchestrators.prefect_wait",  # the same with Prefect
     "examples.nats_connector.purgatory_nats",  # a package of its own
     "bench.subjects.engine_runs",  # make bench
     "tests.mutants.budget",  # named in pyproject.toml, for make mutants

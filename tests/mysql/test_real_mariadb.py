@@ -226,15 +226,11 @@ async def test_promotion_that_loses_writes_fails_waits_of_the_old_history(
 
 
 @pytest.mark.slow
-async def test_reset_primary_begins_a_new_history(shared_daemon: DaemonProcess, servers: Servers) -> None:
+async def test_replica_of_a_reset_primary_is_stale(shared_daemon: DaemonProcess, servers: Servers) -> None:
     p = servers["p"]
     async with following(shared_daemon, servers) as (client, prefix):
-        number = await asyncio.to_thread(p.write, 20)
-        before = await until_mark(client, f"{prefix}/all/0", lambda mark: mark.high_watermark >= number)
         await asyncio.to_thread(p.query, "RESET MASTER")
-        assert await asyncio.to_thread(p.write) < number
-        after = await until_mark(client, f"{prefix}/all/0", lambda mark: mark.leader_epoch > before.leader_epoch)
-        assert after.high_watermark < number
+        await asyncio.to_thread(p.write)
         stale = await until_mark(client, f"{prefix}/r1/0", lambda mark: bool(mark.stale_reason))
         assert "before the reset" in stale.stale_reason
 
