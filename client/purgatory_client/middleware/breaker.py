@@ -55,7 +55,7 @@ class Breaker:
 
     def _open(self) -> None:
         if self._probe_at is None:
-            _logger.warning("the daemon does not answer: requests do not wait for it until it does")
+            _logger.warning("the daemon does not answer: no request waits for it until it does")
         self._probe_at = time.monotonic() + PAUSE_S
 
     def _probe_if_due(self, client: AsyncClient, positions: Positions) -> None:

@@ -210,7 +210,9 @@ class Middleware(Generic[Client]):
         self.on_timeout: Final[OnTimeout] = on_timeout
         self.counts: Final = Counter[str]()
         self._keys: Final = checked_keys(keys)
-        self._breaker: Final = Breaker()
+        # A late answer about epochs is no reason to serve a read without its wait, so each has a breaker of its own.
+        self._waits: Final = Breaker()
+        self._lookups: Final = Breaker()
 
     async def admit(self, client: AsyncClient, tokens: Iterable[str]) -> Exchange | Answer:
         """Wait for the positions in a request's tokens. An answer: the application must not be called."""
@@ -218,7 +220,7 @@ class Middleware(Generic[Client]):
             exchange = Exchange(tokens, self.prefixes, self._keys)
             if not exchange.awaited.offsets:
                 return exchange
-            answer = await self._breaker.call(
+            answer = await self._waits.call(
                 client, exchange.awaited, lambda: self._wait(client, exchange), self.timeout + LATE_S_MAX
             )
         except errors.PurgatoryClientError as error:
@@ -251,7 +253,7 @@ class Middleware(Generic[Client]):
 
     async def _with_epochs(self, client: AsyncClient, written: Positions) -> Positions:
         try:
-            return await self._breaker.call(client, written, lambda: client.with_epochs(written.offsets), EPOCHS_S_MAX)
+            return await self._lookups.call(client, written, lambda: client.with_epochs(written.offsets), EPOCHS_S_MAX)
         except errors.PurgatoryClientError as error:  # the write itself has succeeded
             level = logging.DEBUG if isinstance(error, errors.Unavailable) else logging.WARNING  # the breaker tells it
             _logger.log(level, "a token has no leader epochs, because the daemon did not return them: %r", error)

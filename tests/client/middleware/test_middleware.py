@@ -2,14 +2,12 @@
 
 import asyncio
 import json
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import copy_context
 from io import BytesIO
-from pathlib import Path
 from typing import Any, NamedTuple
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from wsgiref.util import FileWrapper
@@ -25,7 +23,7 @@ from django.urls import path
 from fastapi import FastAPI
 from purgatory_client import AsyncClient, Client
 from purgatory_client.errors import InvalidRequest
-from purgatory_client.middleware import asgi, exchange, readable_replicas, wrote, wsgi
+from purgatory_client.middleware import asgi, readable_replicas, wrote, wsgi
 from purgatory_client.middleware.exchange import Exchange
 from purgatory_client.sources.position_tokens import Positions
 from starlette.applications import Starlette
@@ -266,26 +264,6 @@ async def test_an_unreachable_daemon_is_503(app: App) -> None:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         # The write has succeeded all the same.
         assert (await visit("POST", "/write?offset=42")).written == Positions({MARK: 42})
-
-
-@both
-async def test_a_daemon_that_does_not_answer_holds_no_request(
-    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the daemon is stopped, a read is answered with 503 soon after its timeout, although the client would go on
-    for ever, and a write is answered without epochs.
-    """
-    monkeypatch.setattr(exchange, "LATE_S_MAX", 0.1)
-    with DaemonProcess(tmp_path) as daemon:
-        async with visiting(app, daemon.address, give_up_after=None, timeout=0.1) as visit:
-            await visit("POST", "/write?offset=1")  # connects
-            monkeypatch.setattr(exchange, "EPOCHS_S_MAX", 0.1)
-            daemon.process.send_signal(signal.SIGSTOP)
-            try:
-                assert (await visit("GET", "/read", Positions({MARK: 1}).token)).status == 503
-                assert (await visit("POST", "/write?offset=1")).written == Positions({MARK: 1})
-            finally:
-                daemon.process.send_signal(signal.SIGCONT)
 
 
 @both
