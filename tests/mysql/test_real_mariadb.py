@@ -1,18 +1,25 @@
 """The MySQL source with real servers of MariaDB: a primary and two replicas that lag, hang, fail over and are reset."""
 
 import asyncio
+import itertools
 import os
+import random
 import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pymysql
 import pytest
+from fastapi import FastAPI
 from purgatory_client import AsyncClient
+from purgatory_client.middleware import readable_replicas, wrote
+from purgatory_client.middleware.asgi import ReadYourWrites
+from purgatory_client.middleware.exchange import OnTimeout
 from purgatory_client.sources.gtids import position_of_gtid
 from purgatory_connectors.cli import open_source
 from purgatory_connectors.mysql.mysql_source import MysqlSource
@@ -21,9 +28,10 @@ from purgatory_connectors.publisher.polled_source import Unreadable
 from examples.free_ports import free_port
 from purgatory.source_uri import SourceUri
 from purgatory.testing import ConnectorContract, WatchedSystem
+from tests.client.middleware.web_servers import asgi_server
 from tests.docs.pages import commands_about, shell, sources_about
 from tests.kit.daemon import DaemonProcess, StartDaemon
-from tests.kit.eventually import wait_until
+from tests.kit.eventually import eventually, wait_until
 from tests.kit.programs import skip_unless_required
 from tests.sources.publishing import publishing, until_mark
 
@@ -37,13 +45,8 @@ class LocalMariaDB:
         self.port, self.server_id = free_port(), server_id
         self.address = f"127.0.0.1:{self.port}"
         user = [] if os.getuid() else ["--user=root"]
-        install = [
-            "mariadb-install-db",
-            "--no-defaults",
-            f"--datadir={folder}",
-            "--auth-root-authentication-method=normal",
-        ]
-        subprocess.run([*install, "--skip-test-db", *user], check=True, capture_output=True)
+        install = ["mariadb-install-db", "--no-defaults", f"--datadir={folder}", "--skip-test-db", *user]
+        subprocess.run([*install, "--auth-root-authentication-method=normal"], check=True, capture_output=True)
         command = [
             "mariadbd", "--no-defaults", f"--datadir={folder}", f"--port={self.port}", "--bind-address=127.0.0.1",
             f"--socket={folder}/s", f"--server-id={server_id}", "--log-bin=log", "--log-slave-updates",
@@ -159,24 +162,6 @@ async def following(daemon: DaemonProcess, servers: Servers) -> AsyncIterator[tu
 
 
 @pytest.mark.slow
-async def test_waits_over_3000_writes_never_end_before_a_late_replica_has_the_row(
-    shared_daemon: DaemonProcess, servers: Servers
-) -> None:
-    p, r1, r2 = servers.values()
-    async with following(shared_daemon, servers) as (client, prefix):
-        await asyncio.to_thread(r1.query, "STOP SLAVE", "CHANGE MASTER TO master_delay=1", "START SLAVE")
-        for _ in range(10):
-            number = await asyncio.to_thread(p.write, 300)
-            rows = await asyncio.to_thread(p.written)
-            assert await asyncio.to_thread(r1.written) < rows
-            assert (await client.produce({f"{prefix}/r1/0": number}, timeout=60)).satisfied
-            assert await asyncio.to_thread(r1.written) >= rows
-        ends = await client.ends([f"{prefix}/all/0"])
-        assert (await client.wait_for(ends, timeout=60)).satisfied
-        assert r1.written() == r2.written() == p.written() == 3_000
-
-
-@pytest.mark.slow
 async def test_replica_that_stops_applying_holds_all_but_not_any(
     shared_daemon: DaemonProcess, servers: Servers
 ) -> None:
@@ -261,3 +246,70 @@ async def test_wrong_password_is_refused_with_the_reason(servers: Servers) -> No
         await source.asked(p.address)
     assert caught.value.is_refused
     await source.close()
+
+
+def shop(servers: Servers, name: str) -> FastAPI:
+    """Writes to the primary, and reads from a replica of those that have the write."""
+    app = FastAPI()
+
+    @app.post("/rows/{row}")
+    def write(row: int) -> None:
+        insert = f"INSERT INTO written.rows VALUES ({row})"
+        source, number = position_of_gtid(servers["p"].query(insert, "SELECT @@last_gtid"))
+        wrote({f"{name}/any/{source}": number})
+
+    @app.get("/rows/{row}")
+    def read(row: int) -> bool:
+        server = random.choice(readable_replicas(name, ["r1", "r2"]) or ["p"])
+        return bool(servers[server].query(f"SELECT count(*) FROM written.rows WHERE at = {row}"))
+
+    return app
+
+
+Read = tuple[int, bool, str]  # of an own write: the status, whether it was stale, and the header that says so
+FRESH = (200, False, "")
+
+
+async def visit(session: aiohttp.ClientSession, row: int, sends_token: bool = True) -> Read:
+    """Write the row and read it back."""
+    async with session.post(f"/rows/{row}") as written:
+        headers = {"Purgatory-Token": written.headers["Purgatory-Token"]} if sends_token else {}
+    async with session.get(f"/rows/{row}", headers=headers) as answer:
+        is_stale = answer.status == 200 and not await answer.json()
+        return answer.status, is_stale, answer.headers.get("Purgatory-Stale", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["refuse", "serve", "primary"])
+async def test_every_stale_read_of_the_middleware_is_labelled_while_the_daemon_is_killed_and_back(
+    servers: Servers, mode: OnTimeout, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        daemon = stack.enter_context(DaemonProcess(tmp_path / "1"))
+        _, name = await stack.enter_async_context(following(daemon, servers))
+        for replica in ("r1", "r2"):
+            servers[replica].query("STOP SLAVE", "CHANGE MASTER TO master_delay=2", "START SLAVE")
+        client = await stack.enter_async_context(AsyncClient(daemon.address, give_up_after=1))
+        app, rows = ReadYourWrites(shop(servers, name), client, timeout=30, on_timeout=mode), itertools.count(1)
+        url = await stack.enter_async_context(asgi_server(app))
+        session = await stack.enter_async_context(aiohttp.ClientSession(url))
+
+        async def visits(count: int) -> set[Read]:
+            return set(await asyncio.gather(*(visit(session, next(rows)) for _ in range(count))))
+
+        async def is_back() -> bool:
+            await visits(1)
+            return app.counts["reached"] > 200
+
+        assert await visit(session, next(rows), sends_token=False) == (200, True, "")
+        before = await visits(200)
+        daemon.kill()
+        away = await visits(500)
+        stack.enter_context(DaemonProcess(tmp_path / "2", ["--grpc-address", daemon.address]))
+        await eventually(is_back, "requests wait again")
+        after = await visits(40)
+    assert before == after == {FRESH}
+    assert app.counts["unavailable"] >= 500
+    seen = {"refuse": (503, False, ""), "serve": (200, True, "unavailable"), "primary": FRESH}[mode]
+    assert seen in away
+    assert away <= {seen, (200, False, "unavailable")} if mode == "serve" else away == {seen}

@@ -24,7 +24,8 @@ def as_told(answer: Answer, mode: str, reason: str) -> bool:
     """Whether the answer to a request whose wait has failed is that of its mode."""
     seen = (answer.status, answer.body.startswith(b"read"), answer.headers.get(STALE))
     if mode == "refuse":
-        return seen == ({"not-reached": 504, "unavailable": 503}[reason], False, None)
+        may_retry = answer.headers.get("Retry-After") == ("1" if reason == "unavailable" else None)
+        return seen == ({"not-reached": 504, "unavailable": 503}[reason], False, None) and may_retry
     return seen == (200, True, reason if mode == "serve" else None) and (b"primary" in answer.body) == (
         mode == "primary"
     )

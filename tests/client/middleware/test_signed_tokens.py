@@ -13,6 +13,7 @@ from purgatory_client.sources.position_tokens import Positions
 from tests.client.middleware.test_middleware import HEADER, MARK, App, both, visiting
 
 OLD, NEW, FOREIGN = "old key of this shop", b"new key of this shop", "key of another shop"
+KEYS = (OLD.encode(), NEW)
 PLAIN = Positions({MARK: 1}).token
 
 
@@ -36,9 +37,6 @@ async def test_only_tokens_of_the_present_keys_are_accepted(app: App, client: As
     async with visiting(app, client.address) as visit:
         refused = await visit("GET", "/read", made[NEW])
         assert (refused.status, "`keys`" in json.loads(refused.body)["detail"]) == (400, True)
-
-
-KEYS = (b"first key of this", b"second key of this")
 
 
 @given(st.sampled_from(KEYS), st.data())
