@@ -37,8 +37,8 @@ def last_typescript() -> list[str]:
 def _install_go(folder: Path) -> None:
     """Go takes the module from the fixtures, and others from its cache or else from its proxy."""
     [module] = PACKAGES.glob(f"{GO_MODULE}/@v/*.zip")
-    cache = run_tool("GO", ["go", "env", "GOMODCACHE"], folder).strip()
-    sources = [PACKAGES.as_uri(), f"{Path(cache).as_uri()}/cache/download", "https://proxy.golang.org"]
+    cache, proxies = run_tool("GO", ["go", "env", "GOMODCACHE", "GOPROXY"], folder).split()
+    sources = [PACKAGES.as_uri(), f"{Path(cache).as_uri()}/cache/download", proxies]
     environment = {"GOPROXY": ",".join(sources), "GONOSUMDB": GO_MODULE, "GOMODCACHE": f"{folder}/modules"}
     environment |= {"GOBIN": str(folder), "GOFLAGS": "-modcacherw -trimpath"}
     run_tool("GO", ["go", "install", f"{GO_MODULE}/cmd/resume@{module.stem}"], folder, environment)

@@ -43,7 +43,7 @@ def build_go(program: str = "resume") -> list[str]:
     folder, built = CLIENTS / "go", BUILT / "go"
     if is_new("go", "go", built / "conformance"):
         built.mkdir(parents=True, exist_ok=True)
-        run_tool("GO", ["go", "build", "-o", f"{built}{os.sep}", "./cmd/..."], folder)
+        run_tool("GO", ["go", "build", "-trimpath", "-o", f"{built}{os.sep}", "./cmd/..."], folder)
         keep("go")
     return [str(built / program)]
 
