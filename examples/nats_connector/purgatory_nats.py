@@ -80,8 +80,11 @@ class NatsSource(PolledSource[Mapping[str, Place]]):
             raise Unreadable(text, is_refused="Authorization Violation" in text) from error
 
     async def close(self) -> None:
-        with contextlib.suppress(NatsError, OSError):
-            await self._connection.close()
+        # Replaced first: if this is cancelled, because the time is up, the next question does not close it again.
+        lost, self._connection = self._connection, Client()
+        # The client raises AssertionError if it was never connected, or its attempt was cancelled at once.
+        with contextlib.suppress(NatsError, OSError, AssertionError):
+            await lost.close()
 
     def begin(self, published: Mapping[str, int]) -> None:
         self._marks = RisingMarks(published)
@@ -120,7 +123,6 @@ class NatsSource(PolledSource[Mapping[str, Place]]):
         async with self._connecting:
             if not self._connection.is_connected:
                 await self.close()
-                self._connection = Client()
                 await self._connection.connect(self._servers, allow_reconnect=False, **self._login)
         return self._connection.jetstream(timeout=self._timeout_s)
 

@@ -108,12 +108,10 @@ class Tasks(Extension):
                 collected = await anext(results, None)
         except (TimeoutError, SessionTakenOver):  # pending; or the same agent asks once more
             return _task(params.task_id, "working")
-        except (NotFound, InvalidRequest):
-            raise _unknown(params) from None
         except PurgatoryClientError as error:
-            raise MCPError(INTERNAL_ERROR, f"the daemon cannot say, ask again: {error}") from error
+            raise _failure(params, error) from error
         if collected is None:
-            raise _unknown(params)
+            raise _failure(params)
         [answer] = collected.results
         if answer.outcome == Outcome.CANCELLED:
             return _task(params.task_id, "cancelled")
@@ -128,10 +126,8 @@ class Tasks(Extension):
     async def _cancel(self, ctx: Call, params: TaskParams) -> HandlerResult:
         try:
             await self._client.cancel([OPERATION_ID], session_id=_session_of(ctx, params))
-        except (NotFound, InvalidRequest):
-            raise _unknown(params) from None
         except PurgatoryClientError as error:
-            raise MCPError(INTERNAL_ERROR, f"the daemon cannot cancel it, try again: {error}") from error
+            raise _failure(params, error) from error
         return {}
 
 
@@ -146,12 +142,14 @@ def _session_of(ctx: Call, params: TaskParams) -> str:
         raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"declare the extension {IDENTIFIER}", needed)
     session_id, _, operation = params.task_id.rpartition("/")
     if operation != str(OPERATION_ID) or not session_id.startswith("mcp-"):
-        raise _unknown(params)
+        raise _failure(params)
     return session_id
 
 
-def _unknown(params: TaskParams) -> MCPError:
-    return MCPError(INVALID_PARAMS, f"no task {params.task_id!r}: it was not asked for in time, or never began")
+def _failure(params: TaskParams, error: PurgatoryClientError | None = None) -> MCPError:
+    if error is None or isinstance(error, NotFound | InvalidRequest):
+        return MCPError(INVALID_PARAMS, f"no task {params.task_id!r}: it was not asked for in time, or never began")
+    return MCPError(INTERNAL_ERROR, f"the daemon cannot answer, ask again: {error}")
 
 
 def _task(task_id: str, status: str) -> dict[str, Any]:

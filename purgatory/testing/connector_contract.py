@@ -31,9 +31,8 @@ class WatchedSystem(ABC):
     Attributes:
         uri: The source's address. Give it short intervals.
         mark: A mark whose position `write` moves: "pg/main/all", "kafka/orders-0".
-        ends: The name by which `caught_up` asks for its end: "pg/main/all", "kafka/orders". Empty: the connector knows
-            no ends.
-        knows_options: Whether the connector refuses options that it does not know.
+        ends: The name by which `caught_up` asks for its end: "kafka/orders". Empty: the connector knows no ends.
+        knows_options: Whether it refuses options that it does not know.
     """
 
     uri: str
@@ -58,9 +57,7 @@ class WatchedSystem(ABC):
         raise NotImplementedError
 
     def begin_again(self) -> None:
-        """Begin another history, in which positions mean something else: make a topic anew, promote a replica that has
-        lost writes.
-        """
+        """Begin another history: make a topic anew, promote a replica that has lost writes."""
         raise NotImplementedError
 
 
@@ -156,7 +153,7 @@ class ConnectorContract:
         before = watched.until_seen()
         watched.system.stop()
         try:
-            reason = watched.until(lambda mark: mark.stale_reason).stale_reason
+            watched.until(lambda mark: mark.stale_reason)
             far = {watched.system.mark: before.high_watermark + FAR}
             failed = watched.client.produce(far, timeout=PATIENCE_S, fail_when_stale=0.1)
             assert [one.error_code for one in failed.partitions.values()] == [1001]
@@ -164,21 +161,20 @@ class ConnectorContract:
             assert (stale.leader_epoch, stale.high_watermark) >= (before.leader_epoch, before.high_watermark)
         finally:
             watched.system.start()
-        assert watched.until_seen().leader_epoch == before.leader_epoch, reason
+        assert watched.until_seen().leader_epoch == before.leader_epoch
 
     def test_another_history_fails_waits_of_the_old_one(self, watched: Watched) -> None:
         """Later waits are those of the new one."""
         _skip_without(watched.system, "begin_again")
         before = watched.until_seen()
-        old = {watched.system.mark: before.high_watermark + FAR}
+        old, epoch = {watched.system.mark: before.high_watermark + FAR}, before.leader_epoch
         with ThreadPoolExecutor() as thread:
-            epoch = before.leader_epoch
             waiting = thread.submit(watched.client.produce, old, leader_epochs=epoch, timeout=PATIENCE_S)
             watched.until(lambda mark: mark.watched)
             watched.system.begin_again()
             codes = [one.error_code for one in waiting.result().partitions.values()]
         assert codes in ([74], [3])  # 3: the mark was gone meanwhile
-        assert watched.until_seen().leader_epoch > before.leader_epoch
+        assert watched.until_seen().leader_epoch > epoch
 
     def test_unknown_option_is_refused_by_its_name(self, watched: Watched) -> None:
         """In one line, with the exit code 2: the daemon then waits longer before it starts the connector again."""

@@ -32,7 +32,7 @@ class Nats(WatchedSystem):
     def __init__(self, program: str, folder: Path, *flags: str, **login: str) -> None:
         self._port, self._login = free_port(), dict[str, Any](login)
         self._command = [program, "--jetstream", "--store_dir", str(folder), "--addr", "127.0.0.1", *flags]
-        self.uri = f"nats://127.0.0.1:{self._port}?poll_ms=5&idle_poll_ms=20&timeout_ms=300"
+        self.uri = f"nats://127.0.0.1:{self._port}?poll_ms=5&idle_poll_ms=20&timeout_ms=1000"
         self.mark, self.ends = "nats/main/ORDERS/billing-0", "nats/main/ORDERS/billing"
         self.start()
         self.begin_again()
@@ -68,7 +68,7 @@ class Nats(WatchedSystem):
         return int(self.run(floor))
 
     def stop(self) -> None:
-        self._process.kill()
+        self._process.terminate()  # killed, it would forget the last acknowledgements
         self._process.wait()
 
     def start(self) -> None:

@@ -37,25 +37,6 @@ def status() -> Iterator[Status]:
         yield page
 
 
-async def test_wait_ends_when_the_number_at_the_pointer_is_reached(
-    shared_daemon: DaemonProcess, status: Status
-) -> None:
-    """The path and the rest of the query reach the server. An error moves nothing and is named."""
-    status.say({"log": {"position": 41}})
-    uri = f"poll+http://{status.address}/a/status?pointer=/log/position&name=one&level=full&{FAST}"
-    async with publishing(shared_daemon, uri) as client:
-        pending = asyncio.create_task(client.produce({("poll/one/position", 0): 42}, timeout=60))
-        await until_mark(client, "poll/one/position", lambda mark: mark.watched == 1 and mark.high_watermark == 41)
-        status.status = 503
-        stale = await until_mark(client, "poll/one/position", lambda mark: mark.stale_reason)
-        assert (stale.high_watermark, stale.stale_reason) == (41, "it answers with status 503 instead of 200")
-        assert not pending.done()
-        status.status = 200
-        status.say({"log": {"position": "42"}})
-        assert (await pending).satisfied
-    assert {path for path, _ in status.requests} == {"/a/status?level=full"}
-
-
 class StatusPage(WatchedSystem):
     mark = ends = "poll/main/position"
     knows_options = False
