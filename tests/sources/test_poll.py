@@ -39,7 +39,6 @@ def status() -> Iterator[Status]:
 
 class StatusPage(WatchedSystem):
     mark = ends = "poll/main/position"
-    knows_options = False
 
     def __init__(self, status: Status) -> None:
         self._status, self._number = status, 0
