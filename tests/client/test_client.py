@@ -236,22 +236,6 @@ async def test_operations_partitions_and_counts_are_read_page_by_page(client: As
         task.cancel()
 
 
-async def test_closing_cancels_waits_and_closes_the_session(shared_daemon: DaemonProcess, client: AsyncClient) -> None:
-    other, before = AsyncClient(shared_daemon.address), (await client.status()).sessions
-    waiting = asyncio.create_task(other.produce({"orders-3": 42}, timeout=LONG))
-    await until_pending(client, 1)
-    await other.close()
-    with pytest.raises(errors.ClientClosed):
-        await waiting
-    await until_pending(client, 0)
-    assert (await client.status()).sessions == before
-    with pytest.raises(errors.ClientClosed):
-        await other.produce({"orders-3": 42})
-    with pytest.raises(errors.ClientClosed):
-        await other.status()
-    await other.close()
-
-
 async def test_closing_may_let_waits_finish(client: AsyncClient, shared_daemon: DaemonProcess) -> None:
     other = AsyncClient(shared_daemon.address)
     waiting = asyncio.create_task(other.produce({"orders-3": 42}, timeout=LONG))

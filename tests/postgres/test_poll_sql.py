@@ -4,7 +4,6 @@ The commands of the documentation that need PostgreSQL, or a number to poll, wit
 """
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlencode
@@ -68,17 +67,6 @@ async def test_each_row_is_a_mark_until_it_is_deleted(client: AsyncClient, progr
         return [one.topic async for one in client.partitions(prefix="poll/")] == [ORDERS]
 
     await eventually(marks)
-
-
-async def test_marks_are_stale_while_the_database_hangs(client: AsyncClient, progress: LocalServer) -> None:
-    progress.signal_all(signal.SIGSTOP)
-    try:
-        stale = await until_mark(client, ORDERS, lambda mark: mark.stale_reason)
-        assert stale.stale_reason == "it does not answer"
-    finally:
-        progress.signal_all(signal.SIGCONT)
-    progress.query("UPDATE progress SET position = 7")
-    assert (await client.produce({ORDERS: 7}, timeout=60)).satisfied
 
 
 async def test_failing_and_slow_queries_make_marks_stale(client: AsyncClient, progress: LocalServer) -> None:

@@ -2,9 +2,7 @@
 
 import re
 import signal
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -270,30 +268,6 @@ def test_a_replica_at_the_commit_position_has_no_row(watched: WatchedServers) ->
 
 
 # The last ones, as they change the servers.
-
-
-def test_kills_of_the_source_under_load_answer_no_wait_too_early(watched: WatchedServers) -> None:
-    epochs = {name: watched.epoch(name) for name in NAMES}
-    stop = threading.Event()
-
-    def write_and_wait(_: int) -> int:
-        count = 0
-        while not stop.is_set():
-            end = watched.write()
-            assert satisfied(watched.wait("all", end))
-            watched.assert_all_have(end, watched.r1, watched.r2)
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(4) as threads:
-        counts = [threads.submit(write_and_wait, index) for index in range(4)]
-        for _ in range(2):
-            watched.kill_source()
-            watched.start_source()
-            assert satisfied(watched.wait("all", watched.write()))
-        stop.set()
-        assert all(count.result() for count in counts)
-    assert {name: watched.epoch(name) for name in epochs} == epochs
 
 
 def test_a_failover(watched: WatchedServers) -> None:

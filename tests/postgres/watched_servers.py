@@ -1,7 +1,6 @@
 """Test helpers: a daemon, a source in its own process, and the servers it watches."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -29,13 +28,19 @@ class WatchedServers:
         self._folder: Final = folder
         hosts = ",".join(postgres.servers[name].address for name in listed)
         self._address: Final = f"postgres://{hosts}/postgres?servers={','.join(listed)}&user={ROLE}{options}"
-        self._source: subprocess.Popen[bytes] | None = None
         self.daemon: Final = DaemonProcess(folder)
         self.client: Final = Client(self.daemon.address, name="test")
         self._threads: Final = ThreadPoolExecutor(32)
 
     def __enter__(self) -> Self:
-        self.start_source()
+        command = [sys.executable, "-m", "purgatory_connectors", "postgres", self._address, "--to", self.daemon.address]
+        with (self._folder / "source.log").open("ab") as log:
+            self._source = subprocess.Popen(
+                [*command, "--state-dir", str(self._folder / "state")],
+                env=daemon_environment({"PYTHONPATH": os.pathsep.join(sys.path)}),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
         return self
 
     def __exit__(
@@ -43,7 +48,8 @@ class WatchedServers:
     ) -> None:
         self.client.close()
         self._threads.shutdown(cancel_futures=True)
-        self.kill_source()
+        self._source.kill()
+        self._source.wait()
         self.daemon.kill()
         if error is not None:
             error.add_note(f"the source's log:\n{self.log[-4000:]}")
@@ -63,26 +69,6 @@ class WatchedServers:
     @property
     def log(self) -> str:
         return (self._folder / "source.log").read_text("utf-8")
-
-    # Source.
-
-    def start_source(self) -> None:
-        assert self._source is None, self._source
-        command = [sys.executable, "-m", "purgatory_connectors", "postgres", self._address, "--to", self.daemon.address]
-        with (self._folder / "source.log").open("ab") as log:
-            self._source = subprocess.Popen(
-                [*command, "--state-dir", str(self._folder / "state")],
-                env=daemon_environment({"PYTHONPATH": os.pathsep.join(sys.path)}),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def kill_source(self) -> None:
-        """Kill the source with SIGKILL, as in a crash. Does nothing if none is running."""
-        if self._source is not None:
-            self._source.send_signal(signal.SIGKILL)
-            self._source.wait()
-            self._source = None
 
     # Marks.
 

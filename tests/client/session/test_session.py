@@ -1,7 +1,7 @@
 """The session without a daemon: scripted wire messages in, wire messages and ended waits out."""
 
 import pytest
-from purgatory_client import batches, waits
+from purgatory_client import waits
 from purgatory_client.errors import LimitExceeded, OperationIdInUse, ProtocolError
 from purgatory_client.results import Outcome
 from purgatory_client.session.session_core import SessionCore
@@ -48,16 +48,6 @@ def test_waits_of_one_kind_share_a_batch_and_kinds_do_not() -> None:
     assert list(third.timeout_ms) == []
     assert list(second.keys) == ["k"]
     assert list(second.offset) == [1, 2]
-
-
-def test_results_are_acknowledged_together_half_a_second_later() -> None:
-    core = open_core(produce(), produce())
-    core.receive(results(1, [2]), 1.0)
-    core.receive(results(2, [1]), 1.05)
-    assert [message.WhichOneof("message") for message in sent(core, 1.1)] == ["heartbeat"]
-    assert core.wake_at() == pytest.approx(1.5)
-    (acknowledgement,) = sent(core, 1.5)
-    assert acknowledgement.acknowledge.sequence == 2
 
 
 @pytest.mark.parametrize(("kept", "at_once"), [(0, 5_000), (4, 2)], ids=["by-default", "half-of-what-is-kept"])
@@ -161,21 +151,6 @@ def test_what_was_cancelled_since_it_was_planned_is_not_sent() -> None:
 def wide(partitions: int, number: int = 0) -> Wait:
     """A wait for partitions with a long name."""
     return waits.produce({(f"{LONG_TOPIC}{number}", partition): 1 for partition in range(partitions)}, timeout=5)
-
-
-def test_no_message_of_columns_is_larger_than_the_daemon_accepts() -> None:
-    core = open_core(message_bytes_max=LIMIT_BYTES)
-    names = [(f"{LONG_TOPIC}{number}", partition) for number in range(100) for partition in range(20)]
-    core.submit(batches.produce(names, indexes=range(len(names)), offsets=[1], item_counts=[20] * 100), 0.0)
-    ids: list[int] = []
-    batch_id = 0
-    while messages := sent(core, 0.0):
-        assert max(message.ByteSize() for message in messages) <= LIMIT_BYTES
-        ids += [one for batch in registered(messages) for one in batch]
-        for _ in messages:
-            batch_id += 1
-            core.receive(receipt(batch_id), 0.0)
-    assert ids == list(range(1, 101))
 
 
 @pytest.mark.parametrize(("stated_bytes", "partitions"), [(LIMIT_BYTES, 400), (0, 20_000)])

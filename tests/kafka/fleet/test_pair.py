@@ -21,11 +21,10 @@ from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[att
 from examples.kafka_cluster import KafkaCluster
 from purgatory.replicated_log import kafka_log
 from purgatory.replicated_log.entry import Entry, Kind
-from purgatory.replicated_log.errors import FleetLogError, LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.errors import FleetLogError, LogRefused, LogTrimmed, LogUnavailable
 from purgatory.replicated_log.kafka_log import KafkaLog
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.open_log import open_log
-from purgatory.replicated_log.standby import Standby
 from tests.fleet.audit import check_files
 from tests.fleet.filling import CALM, SNAPSHOTS, knows_snapshot, report, until_trimmed
 from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard, new_writer, patient
@@ -181,24 +180,6 @@ def test_no_fault_loses_repeats_or_hastens_anything_over_kafka(three_brokers: Ka
 
 
 TARGETS = "127.0.0.1:1,127.0.0.1:2 127.0.0.1:3,127.0.0.1:4"
-
-
-def test_number_of_shards_must_be_that_of_partitions(
-    three_brokers: KafkaCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Otherwise a daemon does not start, no further shard can be verified, and `init` changes no existing topic."""
-    name = f"shards-{uuid.uuid4().hex[:8]}"
-    url = f"kafka://{three_brokers.bootstrap}/{name}"
-    assert fleet_command(["init", url, "--shards", "2"]) == 0
-    listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--fleet-log", url]
-    targets = " ".join(f"127.0.0.1:{number}" for number in range(1, 4))
-    ended = run_to_end(tmp_path, [*listen, "--data-dir", str(tmp_path / "data"), "--fleet-targets", targets])
-    refusal = f"topic {name}: partitions=2, must be 3, the number of shards"
-    assert (ended.returncode, refusal in ended.stderr) == (1, True), ended
-    assert fleet_command(["init", url, "--shards", "3"]) == 2
-    assert f"{name}: partitions=2, must be 3" in capfd.readouterr().err
-    assert fleet_command(["verify", url, "--shard", "2"]) == 2
-    assert f"{name}: partitions=2, so there is no shard 2" in capfd.readouterr().err
 
 
 DOCUMENTED = {
@@ -364,6 +345,8 @@ def test_settings_of_the_topics_are_checked(log: KafkaLog, clients: ClusterClien
         patient(lambda: log.check(3))
     with pytest.raises(LogRefused, match="partitions=2, must be 1"):
         patient(lambda: log.check(1))
+    with closing(KafkaLog(clients.bootstrap, name, 2)) as third, pytest.raises(LogRefused, match="there is no shard 2"):
+        patient(lambda: third.check(None))
     right = {"retention.ms": "-1", "retention.bytes": "-1", "message.timestamp.type": "LogAppendTime"}
     clients.create(f"{name}-compacted", 1, 2, right | {"cleanup.policy": "compact", "min.insync.replicas": "1"})
     wrong = KafkaLog(clients.bootstrap, f"{name}-compacted")
@@ -372,35 +355,6 @@ def test_settings_of_the_topics_are_checked(log: KafkaLog, clients: ClusterClien
         patient(lambda: wrong.check(1))
     with pytest.raises(LogRefused, match=r"topic fleet-none: .*purgatory fleet init"):
         patient(lambda: KafkaLog(clients.bootstrap, "fleet-none").check(1))
-
-
-def test_topics_that_were_made_again(
-    three_brokers: KafkaCluster, clients: ClusterClients, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The last leader of the old topics is refused whenever it is started, and writes nothing to the new ones. A daemon
-    with an empty folder leads.
-    """
-    url, topics = f"kafka://{three_brokers.bootstrap}/{name}", [name, f"{name}-snapshots"]
-    assert fleet_command(["init", url]) == 0
-    lead(tmp_path / "old", url)
-    clients.delete(*topics)
-    wait_until(lambda: not clients.admin.list_topics(timeout=10).topics.keys() & {*topics}, "they are gone")
-    assert fleet_command(["init", url]) == 0
-    with closing(open_log(url)) as log:
-        for _ in range(2):
-            with pytest.raises(LogLost, match="the log has gone back"):
-                lead(tmp_path / "old", url)
-            assert patient(log.end) == 1
-    lead(tmp_path / "new", url)
-    capsys.readouterr()
-    assert fleet_command(["verify", url]) == 0
-    assert "epoch 1, position 2; 0 void entries" in capsys.readouterr().out
-
-
-def lead(folder: Path, url: str) -> None:
-    """Lead with the file in a folder, and resign."""
-    with closing(open_log(url)) as log:
-        Standby(folder, log, 0.5, "", "").lead().resign()
 
 
 def test_topic_that_not_every_broker_knows_yet(three_brokers: KafkaCluster, name: str) -> None:
