@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import grpc
 import pytest
 from google.rpc import code_pb2
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from purgatory.engine.calls import Apply
@@ -360,6 +360,7 @@ class Arrival(NamedTuple):
 
 @pytest.mark.slow  # each example runs an event loop of its own
 @settings(max_examples=100, deadline=None)
+@example([Arrival(0, 0)] * 4 + [Arrival(1, after) for after in (0, 1, 1, 2, 2)], 400)  # five turns pass the fourth of 0
 @given(
     st.lists(st.builds(Arrival, st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=60),
     st.sampled_from([50, 400, LOOP_TURN_US_MAX]),
@@ -388,7 +389,9 @@ def test_a_waiter_waits_for_at_most_one_turn_of_each_other_caller(arrivals: list
 
 
 def check_turns(history: list[tuple[str, int]], immediate: int) -> None:
-    """Assert the rule above for a history. The `immediate` turns that fit in one iteration go to any caller."""
+    """Assert the rule above for a history. The `immediate` turns that fit in one iteration go to any caller, in the
+    iteration that ends with the grant of the waiter's turn, and in that in which the turn begins.
+    """
     for own in {caller for _, caller in history}:
         waiting, others = 0, dict.fromkeys(range(5), 0)
         for kind, caller in history:
@@ -397,4 +400,4 @@ def check_turns(history: list[tuple[str, int]], immediate: int) -> None:
                 others = dict.fromkeys(range(5), 0)
             elif kind == "served" and waiting:
                 others[caller] += 1
-                assert others[caller] <= 1 + immediate, f"caller {own} waits while {caller} has turns: {history}"
+                assert others[caller] <= 1 + 2 * immediate, f"caller {own} waits while {caller} has turns: {history}"

@@ -292,7 +292,9 @@ async def test_every_stale_read_of_the_middleware_is_labelled_while_the_daemon_i
         client = await stack.enter_async_context(AsyncClient(daemon.address, give_up_after=1))
         app, rows = ReadYourWrites(shop(servers, name), client, timeout=30, on_timeout=mode), itertools.count(1)
         url = await stack.enter_async_context(asgi_server(app))
-        session = await stack.enter_async_context(aiohttp.ClientSession(url))
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(force_close=True))
+        )
 
         async def visits(count: int) -> set[Read]:
             return set(await asyncio.gather(*(visit(session, next(rows)) for _ in range(count))))
