@@ -4,7 +4,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-RELEASED: Final = Path(__file__).parent / "fixtures" / "0.1.0rc"
+RELEASED: Final = Path(__file__).parent / "fixtures" / "0.1.0"
 """What the last release has published and written."""
 
 
