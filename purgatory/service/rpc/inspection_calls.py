@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from google.protobuf.message import Message
 
 from purgatory import __version__, sizes
-from purgatory.engine import COMPILED, codes
+from purgatory.engine import COMPILED
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN, OBSERVE, Role
 from purgatory.service.errors import RpcError, invalid_argument, not_found, quoted
@@ -124,7 +124,7 @@ class InspectionCalls:
         """Return a page of pending operations. Refuses unknown sessions and kinds, and tokens of other requests."""
         self._host.gate.check_answer(call.account)
         host, kind = self._host, int(request.kind)
-        if kind != ANY_KIND and kind not in codes.KINDS:
+        if kind != ANY_KIND and not views.is_known_kind(kind):
             raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
         owner_id = ANY_OWNER
         if request.session_id:

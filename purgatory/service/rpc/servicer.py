@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Final
 
 from purgatory import sizes
-from purgatory.engine import codes
 from purgatory.service.access.roles import ADMIN, OBSERVE
 from purgatory.service.errors import BatchRejected, check_range, from_refusal, invalid_argument, quoted, unavailable
 from purgatory.service.host import Host
@@ -168,10 +167,10 @@ class PurgatoryServicer(InspectionCalls):
 
     async def TailResults(self, request: wire.TailResultsRequest, call: Call) -> None:
         """Stream the results of ended operations until the caller disconnects."""
-        if request.kind and request.kind not in codes.KINDS:
+        if request.kind and not views.is_known_kind(request.kind):
             raise invalid_argument("kind", f"is not a known kind of operation: {request.kind}")
         for place, outcome in enumerate(request.outcomes):
-            if outcome not in codes.OUTCOMES:
+            if not views.is_known_outcome(outcome):
                 raise invalid_argument(f"outcomes[{place}]", f"is not an outcome of a wait: {outcome}")
         rows_max = sizes.TAIL_ROWS_PER_MESSAGE
         follower = self._host.tail.follow(call.account, request.outcomes, request.kind)

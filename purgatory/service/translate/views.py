@@ -130,9 +130,18 @@ def partition_name(message: operation_pb2.TopicPartition) -> PartitionName:
     return (message.topic, message.partition)
 
 
+def is_known_kind(kind: int) -> bool:
+    return kind in codes.KINDS
+
+
 def kind_statuses(counts_of: Callable[[int], KindCounts]) -> list[purgatory_service_pb2.KindStatus]:
     message = purgatory_service_pb2.KindStatus
     return [message(kind=kind, **_same_fields(KIND_FIELDS, counts_of(kind))) for kind in codes.KINDS]
+
+
+def is_known_outcome(outcome: int) -> bool:
+    """Whether it is a possible outcome of a pending operation."""
+    return outcome in codes.OUTCOMES
 
 
 def hot_names_response(names: Sequence[tuple[int, tuple[str, int]]]) -> purgatory_service_pb2.ListHotNamesResponse:
