@@ -7,6 +7,7 @@ journal the daemon too.
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -35,6 +36,8 @@ from purgatory.cli.render import item_lines, outcome_text
 
 IDENTIFIER: Final = "io.modelcontextprotocol/tasks"
 OPERATION_ID: Final = 1
+TASK_ID: Final = re.compile(rf"mcp-[0-9]{{1,14}}-[\w-]+/{OPERATION_ID}", re.ASCII)
+"""Session and operation; the number is the time of the beginning, in milliseconds."""
 HOLD_S: Final = 5.0
 """`tasks/get` waits for the end for this long, before it answers that the task is working."""
 POLL_MS: Final = 500
@@ -140,10 +143,9 @@ def _session_of(ctx: Call, params: TaskParams) -> str:
     if not _knows_tasks(ctx):
         needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {IDENTIFIER: {}}}}
         raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"declare the extension {IDENTIFIER}", needed)
-    session_id, _, operation = params.task_id.rpartition("/")
-    if operation != str(OPERATION_ID) or not session_id.startswith("mcp-"):
+    if not TASK_ID.fullmatch(params.task_id):
         raise _failure(params)
-    return session_id
+    return params.task_id.rpartition("/")[0]
 
 
 def _failure(params: TaskParams, error: PurgatoryClientError | None = None) -> MCPError:

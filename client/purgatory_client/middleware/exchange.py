@@ -1,4 +1,4 @@
-"""What the middleware of ASGI and WSGI share: the tokens of one request, the judgement of its wait, what a request does
+"""Shared by the middleware for ASGI and WSGI: the tokens of a request, the judgement of its wait, the fate of a request
 that could not wait, and error answers.
 
 Tokens come from callers, so everything in them is checked, and the daemon checks the rest.
@@ -210,7 +210,7 @@ class Middleware(Generic[Client]):
         self.on_timeout: Final[OnTimeout] = on_timeout
         self.counts: Final = Counter[str]()
         self._keys: Final = checked_keys(keys)
-        # A late answer about epochs is no reason to serve a read without its wait, so each has a breaker of its own.
+        # A late answer about epochs must not let reads go without their wait, so each has its own breaker.
         self._waits: Final = Breaker()
         self._lookups: Final = Breaker()
 
@@ -255,7 +255,7 @@ class Middleware(Generic[Client]):
         try:
             return await self._lookups.call(client, written, lambda: client.with_epochs(written.offsets), EPOCHS_S_MAX)
         except errors.PurgatoryClientError as error:  # the write itself has succeeded
-            level = logging.DEBUG if isinstance(error, errors.Unavailable) else logging.WARNING  # the breaker tells it
+            level = logging.DEBUG if isinstance(error, errors.Unavailable) else logging.WARNING  # the breaker warns
             _logger.log(level, "a token has no leader epochs, because the daemon did not return them: %r", error)
             return written
 
