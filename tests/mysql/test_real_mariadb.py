@@ -44,14 +44,17 @@ class LocalMariaDB:
     def __init__(self, folder: Path, server_id: int) -> None:
         self.port, self.server_id = free_port(), server_id
         self.address = f"127.0.0.1:{self.port}"
-        user = [] if os.getuid() else ["--user=root"]
-        install = ["mariadb-install-db", "--no-defaults", f"--datadir={folder}", "--skip-test-db", *user]
-        subprocess.run([*install, "--auth-root-authentication-method=normal"], check=True, capture_output=True)
+        (temporary := folder.with_suffix(".tmp")).mkdir()
+        # A server that starts deletes every temporary table in its tmpdir, also those of other servers.
+        common = ["--no-defaults", f"--datadir={folder}", f"--tmpdir={temporary}", "--innodb-log-file-size=8M"]
+        common += [] if os.getuid() else ["--user=root"]
+        install = ["mariadb-install-db", *common, "--skip-test-db", "--auth-root-authentication-method=normal"]
+        with (folder.with_suffix(".log")).open("wb") as log:
+            assert not subprocess.call(install, stdout=log, stderr=log), Path(log.name).read_text()
         command = [
-            "mariadbd", "--no-defaults", f"--datadir={folder}", f"--port={self.port}", "--bind-address=127.0.0.1",
-            f"--socket={folder}/s", f"--server-id={server_id}", "--log-bin=log", "--log-slave-updates",
-            "--skip-name-resolve",
-            "--innodb-buffer-pool-size=8M", "--innodb-log-file-size=8M", "--slave-net-timeout=2", *user,
+            "mariadbd", *common, f"--port={self.port}", "--bind-address=127.0.0.1", f"--socket={folder}/s",
+            f"--server-id={server_id}", "--log-bin=log", "--log-slave-updates", "--skip-name-resolve",
+            "--innodb-buffer-pool-size=8M", "--slave-net-timeout=2",
         ]  # fmt: skip
         with (folder / "stderr").open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
