@@ -10,9 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -97,13 +97,14 @@ def _exit_with_stdin() -> None:
 
 
 EXIT_REFUSED: Final = 2
-_EXTRAS: Final = {
-    "kafka": ("confluent_kafka", "aiokafka"),
-    "postgres": ("psycopg",),
-    "mysql": ("pymysql",),
-    "redis": ("redis",),
-    "poll": ("httpcore", "jsonpointer", "sqlalchemy"),
+_SOURCES: Final = {
+    "kafka": ("purgatory_connectors.kafka.kafka_source:KafkaSource", "confluent_kafka", "aiokafka"),
+    "postgres": ("purgatory_connectors.postgres.postgres_source:PostgresSource", "psycopg"),
+    "mysql": ("purgatory_connectors.mysql.mysql_source:MysqlSource", "pymysql"),
+    "redis": ("purgatory_connectors.redis.redis_source:RedisSource", "redis"),
+    "poll": ("purgatory_connectors.poll.poll_source:PollSource", "httpcore", "jsonpointer", "sqlalchemy"),
 }
+"""The connector of each kind, and the packages that it needs."""
 
 COMMANDS: Final = {
     "kafka": "Publish the ends of topics and the committed offsets of consumer groups.\n\n"
@@ -201,10 +202,11 @@ def open_source(uri: SourceUri) -> Source:
     """Create the connector for an address. Raises SourceRefused, SourceUriInvalid."""
     if uri.kind == OTHER:
         return _open_other(uri)
-    for package in _EXTRAS[uri.kind]:
+    source, *packages = _SOURCES[uri.kind]
+    for package in packages:
         if find_spec(package) is None:
             raise SourceRefused(f"{uri.kind} sources need {package}: pip install 'purgatory-waits[{uri.kind}]'")
-    opened: Source = import_module(f"purgatory_connectors.{uri.kind}").open_source(uri)
+    opened: Source = resolve_name(source)(uri)
     return opened
 
 

@@ -14,7 +14,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from purgatory_client import AsyncClient
-from purgatory_connectors.poll import open_source
+from purgatory_connectors.poll.poll_source import PollSource
 from purgatory_connectors.publisher.publisher import Publisher
 
 from purgatory.source_uri import SourceUri
@@ -40,7 +40,7 @@ async def main() -> None:
     threading.Thread(target=page.serve_forever, daemon=True).start()
     # As a program: purgatory serve --source 'poll+http://HOST:PORT/?pointer=/position&name=recipe&poll_ms=20'
     uri = f"poll+http://127.0.0.1:{page.server_port}/?pointer=/position&name=recipe&poll_ms=20"
-    publisher = Publisher(open_source(SourceUri.parse(uri)), {DAEMON: lambda: AsyncClient(DAEMON)})
+    publisher = Publisher(PollSource(SourceUri.parse(uri)), {DAEMON: lambda: AsyncClient(DAEMON)})
     source = asyncio.create_task(publisher.run())
     async with AsyncClient(DAEMON) as client:
         waiting = asyncio.create_task(client.produce({"poll/recipe/position": 42}, timeout=30))

@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from purgatory_connectors.kafka import open_source
 from purgatory_connectors.kafka.kafka_source import KafkaSource
 from purgatory_connectors.publisher.observation import (
     MarkName,
@@ -95,7 +94,7 @@ async def running_source(
     bootstrap: str, options: str = "", told: Mapping[MarkName, int] | None = None, *, is_live: bool = True
 ) -> AsyncIterator[tuple[KafkaSource, RecordingPublisher]]:
     """A running source of this cluster with its publisher, by default once it is live."""
-    source = open_source(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"))
+    source = KafkaSource(SourceUri.parse(f"kafka://{bootstrap}{'?' if options else ''}{options}"))
     publisher = RecordingPublisher(told)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(source.run(publisher))

@@ -8,6 +8,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
+from purgatory.source_uri import SourceUri
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka import kafka_events as events
 from purgatory_connectors.kafka.cluster_view import EARLIEST, NOT_YET, ClusterView
@@ -38,10 +39,12 @@ CLUES: Final = {
 
 
 class KafkaSource(Source):
-    def __init__(self, settings: KafkaSettings) -> None:
-        self.settings: Final = settings
-        self.name = settings.name
-        self.topic_prefixes = (f"{settings.label}/",)
+    """Raises SourceRefused, SourceUriInvalid."""
+
+    def __init__(self, uri: SourceUri) -> None:
+        self.settings: Final = KafkaSettings.from_uri(uri)
+        self.name = self.settings.name
+        self.topic_prefixes = (f"{self.settings.label}/",)
         self._session: KafkaSession | None = None
 
     async def run(self, publisher: Publisher) -> None:

@@ -19,6 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
+from purgatory.source_uri import SourceUri
 from purgatory_connectors.errors import SourceStale
 from purgatory_connectors.postgres.observations import FoundReplica, LogPages, ServerObservation
 from purgatory_connectors.postgres.postgres_settings import PostgresSettings, ServerSettings
@@ -206,7 +207,8 @@ class PostgresSource(PolledSource[ServerObservation]):
     Its targets are the listed servers, by name. Raises SourceUriInvalid.
     """
 
-    def __init__(self, settings: PostgresSettings) -> None:
+    def __init__(self, uri: SourceUri) -> None:
+        settings = PostgresSettings.of_uri(uri)
         super().__init__("pg", settings.uri, settings.group.listed, poll_ms=20)
         self.name = f"postgres://{','.join(settings.uri.hosts)}"[:249]
         self.settings: Final = settings
