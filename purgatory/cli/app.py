@@ -61,31 +61,20 @@ GROUPS: Final = {
 """The first paragraph of each command's help. Its function's docstring has the others."""
 
 SUMMARIES: Final = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-PLACES: Final = {
-    "wait": "purgatory.cli.wait:wait",
-    "caught-up": "purgatory.cli.wait:caught_up",
-    "ready": "purgatory.cli.ready:ready",
-    "mcp": "purgatory.cli.operations:mcp",
-    "advance": "purgatory.cli.advance:advance",
-    "signal": "purgatory.cli.advance:signal",
-    "status": "purgatory.cli.operations:status",
-    "ls": "purgatory.cli.operations:ls",
-    "show": "purgatory.cli.operations:show",
-    "top": "purgatory.cli.operations:top",
-    "tail": "purgatory.cli.tail:tail",
-    "hot": "purgatory.cli.tail:hot",
-    "cancel": "purgatory.cli.operations:cancel",
-    "extend": "purgatory.cli.operations:extend",
-    "close": "purgatory.cli.operations:close",
-    "dead-letters": "purgatory.cli.operations:dead_letters",
-    "load": "purgatory.cli.load:load",
-    "results": "purgatory.cli.load:results",
-    "serve": "purgatory.cli.serve:serve",
-    "journal": "purgatory.journal.maintenance:journal",
-    "fleet": "purgatory.extensions.fleet.commands:fleet",
-    "token": "purgatory.service.access.commands:token",
-    "policy": "purgatory.service.access.commands:policy",
+MODULES: Final = {
+    "purgatory.cli.wait:": ("wait", "caught-up"),
+    "purgatory.cli.ready:": ("ready",),
+    "purgatory.cli.operations:": ("mcp", "status", "ls", "show", "top", "cancel", "extend", "close", "dead-letters"),
+    "purgatory.cli.advance:": ("advance", "signal"),
+    "purgatory.cli.tail:": ("tail", "hot"),
+    "purgatory.cli.load:": ("load", "results"),
+    "purgatory.cli.serve:": ("serve",),
+    "purgatory.journal.maintenance:": ("journal",),
+    "purgatory.extensions.fleet.commands:": ("fleet",),
+    "purgatory.service.access.commands:": ("token", "policy"),
 }
+"""Where the commands are."""
+PLACES: Final = {name: place + name.replace("-", "_") for place, names in MODULES.items() for name in names}
 
 
 @cache
