@@ -3,7 +3,6 @@
 """
 
 import contextlib
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from purgatory_client.errors import PermissionDenied
@@ -42,30 +41,22 @@ async def reached_on(self: SingleCalls, result: Result) -> dict[str, frozenset[s
     Raises:
         Unavailable: The daemon could not be reached.
     """
-    required: dict[str, dict[str, int]] = {}
-    reached: dict[str, dict[str, dict[str, int]]] = {}
-    grouped = set()
+    required: dict[tuple[str, str], int] = {}
+    reached: dict[ServerMark, int] = {}
     for item in result.items:
-        if (mark := ServerMark.of(item.name)) is None or item.error_code:
-            continue
-        logs = required.setdefault(mark.database, {})
-        logs[mark.log] = max(item.required_offset, logs.get(mark.log, 0))
-        if mark.server in GROUPS:
-            grouped.add(mark.database)
-        else:
-            reached.setdefault(mark.database, {}).setdefault(mark.server, {})[mark.log] = item.reached_offset
+        if (mark := ServerMark.of(item.name)) is not None and not item.error_code:
+            log = (mark.database, mark.log)
+            required[log] = max(item.required_offset, required.get(log, 0))
+            reached[mark] = item.reached_offset
     with contextlib.suppress(PermissionDenied):  # on all names: then no server is known to have them
-        for database in grouped:
+        for database in {one.database for one in reached if one.server in GROUPS}:
             async for one in self.partitions(prefix=f"{database}/"):
-                mark = ServerMark.of(one.name)
-                if mark is not None and mark.server not in GROUPS and one.stale_for is None:
-                    reached.setdefault(database, {}).setdefault(mark.server, {})[mark.log] = one.high_watermark
-    return {database: _having(logs, reached.get(database, {})) for database, logs in required.items()}
+                if (mark := ServerMark.of(one.name)) is not None and one.stale_for is None:
+                    reached[mark] = one.high_watermark
 
+    def has_all(one: ServerMark) -> bool:
+        logs = [(log, offset) for (database, log), offset in required.items() if database == one.database]
+        return one.server not in GROUPS and all(reached.get(one._replace(log=log), -1) >= at for log, at in logs)
 
-def _having(required: Mapping[str, int], reached: Mapping[str, Mapping[str, int]]) -> frozenset[str]:
-    return frozenset(
-        server
-        for server, offsets in reached.items()
-        if all(offsets.get(log, -1) >= offset for log, offset in required.items())
-    )
+    having = {(one.database, one.server) for one in reached if has_all(one)}
+    return {database: frozenset(name for base, name in having if base == database) for database, _ in required}
