@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, TypedDict, cast
+from typing import Annotated, Any, Final, TypedDict
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -24,7 +24,7 @@ from purgatory_client.views import OperationOrder, PendingOperation
 from pydantic import Field
 
 from purgatory import __version__
-from purgatory.cli import mcp_tasks
+from purgatory.cli.mcp_tasks import AS_TASK, ASKED, Tasks, Waited, begin, waited
 from purgatory.cli.parsing import UsageError, terms
 from purgatory.cli.wait import ends_reached
 
@@ -47,22 +47,6 @@ Timeout = Annotated[
     float,
     Field(strict=True, ge=0, le=TIMEOUT_S_MAX, description="How long to wait. 0: answer at once whether it holds."),
 ]
-
-
-class Waited(TypedDict):
-    """How a wait ended."""
-
-    outcome: Annotated[
-        str, Field(description="satisfied, failed (it can never hold), expired, cancelled or shutting down.")
-    ]
-    waited_seconds: float
-    details: Annotated[
-        list[str], Field(description="For each target: the position reached, and the reason if it fell short.")
-    ]
-
-
-AS_TASK: Final[Waited] = {"outcome": "pending", "waited_seconds": 0.0, "details": []}
-"""The answer of a tool in whose place the agent gets a task."""
 
 
 class Pending(TypedDict):
@@ -96,9 +80,9 @@ class Tools:
             goal = terms(targets, record=False)
             condition = at_least(1 if any_of else len(goal), *goal)
             one = waits.wait(condition, unless=terms(unless, record=False), timeout=timeout_seconds)
-            if await mcp_tasks.begin(self._client, one):
+            if await begin(self._client, one):
                 return AS_TASK
-            return _waited(await _with_progress(context, self._client.wait_once(one), timeout_seconds), one)
+            return waited(await _with_progress(context, self._client.wait_once(one), timeout_seconds), one)
 
     async def signal(
         self,
@@ -131,14 +115,14 @@ class Tools:
     ) -> Waited:
         """Wait until everything that was written before this call has been processed or replicated."""
         with _errors_for_agents(self._client.address):
-            if mcp_tasks.ASKED.get() is not None:
+            if ASKED.get() is not None:
                 ends = await self._client.ends(marks, timeout=max(timeout_seconds, 1.0))
                 if not ends.offsets:
-                    return _waited(already_satisfied())
-                await mcp_tasks.begin(self._client, ends.wait(timeout=timeout_seconds))
+                    return waited(already_satisfied())
+                await begin(self._client, ends.wait(timeout=timeout_seconds))
                 return AS_TASK
             wait = ends_reached(self._client, marks, timeout_seconds)
-            return _waited(await _with_progress(context, wait, timeout_seconds))
+            return waited(await _with_progress(context, wait, timeout_seconds))
 
 
 class Server(MCPServer[Any]):
@@ -172,11 +156,7 @@ def make_server(client: AsyncClient) -> Server:
     """The server of the tools, without a transport."""
     tools = Tools(client)
     server = Server(
-        "purgatory",
-        version=__version__,
-        instructions=INSTRUCTIONS,
-        log_level="WARNING",
-        extensions=[mcp_tasks.Tasks(client)],
+        "purgatory", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING", extensions=[Tasks(client)]
     )
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=True)
     for function in (tools.wait, tools.pending, tools.caught_up):
@@ -201,17 +181,10 @@ def _errors_for_agents(address: str) -> Iterator[None]:
     """Turn errors of the caller and of the daemon into answers that the agent reads."""
     try:
         yield
-    except UsageError as error:
-        raise ToolError(str(error)) from error
-    except Unavailable as error:
-        lost = "" if error.is_answer else f"the daemon at {error.address or address} is not available: "
+    except (UsageError, PurgatoryClientError) as error:
+        is_lost = isinstance(error, Unavailable) and not error.is_answer
+        lost = f"the daemon at {getattr(error, 'address', '') or address} is not available: " if is_lost else ""
         raise ToolError(f"{lost}{error}") from error
-    except PurgatoryClientError as error:
-        raise ToolError(str(error)) from error
-
-
-def _waited(answer: Result, one: waits.Wait | None = None) -> Waited:
-    return cast("Waited", mcp_tasks.waited(answer, one))
 
 
 def _listed(one: PendingOperation) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, TypedDict, cast
 
 from mcp import MCPError
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -31,6 +31,7 @@ from purgatory_client.errors import InvalidRequest, NotFound, PurgatoryClientErr
 from purgatory_client.results import Outcome, Result
 from purgatory_client.session.detached_sessions import Collected
 from purgatory_client.waits import Wait
+from pydantic import Field
 
 from purgatory.cli.render import item_lines, outcome_text
 
@@ -51,13 +52,24 @@ class TaskParams(RequestParams):
     task_id: str
 
 
-class Asked:
-    """A call that may be answered with a task. `task_id`: the one that it has created."""
+class Waited(TypedDict):
+    """How a wait ended."""
 
-    task_id = ""
+    outcome: Annotated[
+        str, Field(description="satisfied, failed (it can never hold), expired, cancelled or shutting down.")
+    ]
+    waited_seconds: float
+    details: Annotated[
+        list[str], Field(description="For each target: the position reached, and the reason if it fell short.")
+    ]
 
 
-ASKED: Final[ContextVar[Asked | None]] = ContextVar("ASKED", default=None)
+AS_TASK: Final[Waited] = {"outcome": "pending", "waited_seconds": 0.0, "details": []}
+"""The answer of a tool in whose place the agent gets a task."""
+
+
+ASKED: Final[ContextVar[list[str] | None]] = ContextVar("ASKED", default=None)
+"""In a call that may be answered with a task: the id of the one that it has created."""
 
 
 async def begin(client: AsyncClient, wait: Wait) -> bool:
@@ -69,11 +81,11 @@ async def begin(client: AsyncClient, wait: Wait) -> bool:
     registered = await client.register(session_id, OPERATION_ID, wait)
     for refusal in registered.refusals.values():
         raise refusal
-    asked.task_id = f"{session_id}/{OPERATION_ID}"
+    asked.append(f"{session_id}/{OPERATION_ID}")
     return True
 
 
-def waited(answer: Result, wait: Wait | None = None) -> dict[str, Any]:
+def waited(answer: Result, wait: Wait | None = None) -> Waited:
     """How a wait ended, for an agent."""
     lines = item_lines(answer, wait)
     return {"outcome": outcome_text(answer.outcome), "waited_seconds": answer.waited, "details": lines}
@@ -95,18 +107,19 @@ class Tasks(Extension):
         """Let the tool register its wait as a task, if the agent knows tasks."""
         if not _knows_tasks(ctx) or (params.arguments or {}).get("timeout_seconds") == 0:
             return await call_next(ctx)
-        asked = Asked()
+        asked: list[str] = []
         before = ASKED.set(asked)
         try:
             result = await call_next(ctx)
         finally:
             ASKED.reset(before)
-        return {"resultType": "task", **_task(asked.task_id, "working")} if asked.task_id else result
+        return {"resultType": "task", **_task(asked[0], "working")} if asked else result
 
     async def _get(self, ctx: Call, params: TaskParams) -> HandlerResult:
         session_id = _session_of(ctx, params)
         try:
-            async with aclosing(self._results(session_id)) as results, asyncio.timeout(HOLD_S):
+            collecting = cast("AsyncGenerator[Collected, None]", self._client.results(session_id))
+            async with aclosing(collecting) as results, asyncio.timeout(HOLD_S):
                 # The next batch is never asked for: that would acknowledge this one, and the daemon would drop it.
                 collected = await anext(results, None)
         except (TimeoutError, SessionTakenOver):  # pending; or the same agent asks once more
@@ -122,9 +135,6 @@ class Tasks(Extension):
         content = [{"type": "text", "text": json.dumps(ended)}]
         result = {"content": content, "structuredContent": ended, "isError": False}
         return {**_task(params.task_id, "completed"), "result": result}
-
-    def _results(self, session_id: str) -> AsyncGenerator[Collected, None]:
-        return cast("AsyncGenerator[Collected, None]", self._client.results(session_id))
 
     async def _cancel(self, ctx: Call, params: TaskParams) -> HandlerResult:
         try:
@@ -155,7 +165,8 @@ def _failure(params: TaskParams, error: PurgatoryClientError | None = None) -> M
 
 
 def _task(task_id: str, status: str) -> dict[str, Any]:
-    began_ms = int(task_id.split("-")[1])
-    times = {"createdAt": began_ms / 1000, "lastUpdatedAt": time.time()}
-    shown = {name: datetime.fromtimestamp(at, UTC).isoformat() for name, at in times.items()}
-    return {"taskId": task_id, "status": status, **shown, "ttlMs": TTL_MS, "pollIntervalMs": POLL_MS}
+    began, now = (
+        datetime.fromtimestamp(at, UTC).isoformat() for at in (int(task_id.split("-")[1]) / 1000, time.time())
+    )
+    times = {"createdAt": began, "lastUpdatedAt": now, "ttlMs": TTL_MS, "pollIntervalMs": POLL_MS}
+    return {"taskId": task_id, "status": status, **times}
