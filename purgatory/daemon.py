@@ -29,8 +29,7 @@ from purgatory.service.errors import unauthenticated
 from purgatory.service.host import make_host
 from purgatory.service.http.connect_application import ConnectCalls
 from purgatory.service.http.http_calls import HttpMethods
-from purgatory.service.http.metrics_page import MetricsPage
-from purgatory.service.http.probes import probe_routes
+from purgatory.service.http.monitoring import MetricsPage, probe_routes
 from purgatory.service.http.server_sent_events import ServerSentEvents
 from purgatory.service.http.site import HttpSite
 from purgatory.service.metrics.exposition import make_registry

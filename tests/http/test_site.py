@@ -17,10 +17,9 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from purgatory.service.access.tokens import add_token
-from purgatory.service.http import metrics_page
+from purgatory.service.http import monitoring
 from purgatory.service.http.http_connection import HttpConnection
-from purgatory.service.http.metrics_page import MetricsPage
-from purgatory.service.http.probes import probe_routes
+from purgatory.service.http.monitoring import MetricsPage, probe_routes
 from purgatory.service.http.site import HttpSite, is_own_host
 from tests.http.http_serving import SERVICE, RawConnection, request, serving_http
 from tests.kit.daemon import DaemonProcess, ServeDaemon, access_flags
@@ -69,7 +68,7 @@ async def test_metrics_are_computed_at_most_once_an_interval(
     interval_s: float, answers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often and in whichever format they are requested."""
-    monkeypatch.setattr(metrics_page, "INTERVAL_S", interval_s)
+    monkeypatch.setattr(monitoring, "INTERVAL_S", interval_s)
     computed = count(1)
     registry = CollectorRegistry()
     Gauge("purgatory_computed", "For the test.", registry=registry).set_function(lambda: next(computed))

@@ -28,7 +28,7 @@ _FORKING.set_forkserver_preload(["purgatory.cli.app", "purgatory.run_daemon", "p
 
 WEBHOOKS: Final = "purgatory.extensions.webhooks.webhooks"
 TEST_CONSTANTS: Final = {
-    "purgatory.service.http.metrics_page.INTERVAL_S": 0.0,
+    "purgatory.service.http.monitoring.INTERVAL_S": 0.0,
     f"{WEBHOOKS}.RETRY_FIRST_MS": 20,
     f"{WEBHOOKS}.RETRY_LONGEST_MS": 20,
 }

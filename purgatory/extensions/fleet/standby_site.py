@@ -21,8 +21,7 @@ from purgatory.listening import bind_grpc, bind_http
 from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.http.connect_codecs import json_of
 from purgatory.service.http.connect_errors import error_response
-from purgatory.service.http.metrics_page import MetricsPage
-from purgatory.service.http.probes import probe_routes
+from purgatory.service.http.monitoring import MetricsPage, probe_routes
 from purgatory.service.http.site import HttpSite
 from purgatory.service.rpc.grpc_options import server_options
 from purgatory.service.rpc.handlers import SERVICE

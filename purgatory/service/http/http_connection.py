@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 
 from purgatory.service.budget.shares import MemoryHolder
 from purgatory.service.errors import shortened
-from purgatory.service.http.probes import PROBES
+from purgatory.service.http.monitoring import PROBES
 from purgatory.service.transport.linear_h11 import make_h11_linear
 
 CONNECTIONS_MAX: Final = 12_288

@@ -29,7 +29,7 @@ from purgatory.service.http import http_connection
 from purgatory.service.http.connect_errors import STATUSES, wrong_method, wrong_path
 from purgatory.service.http.http_calls import certificate_of, header_of, headers_of
 from purgatory.service.http.http_connection import HttpConnection, HttpLimits
-from purgatory.service.http.probes import PROBES
+from purgatory.service.http.monitoring import PROBES
 from purgatory.service.transport.tls import Tls
 
 LOGGER: Final = logging.getLogger(__name__)
