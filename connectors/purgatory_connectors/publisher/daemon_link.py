@@ -96,17 +96,14 @@ class DaemonLink:
         self._links: Final = links
         self._marks: Final = source.replicator.daemon()
         self._due: Final = asyncio.Event()
-        self._health_changed: Final = asyncio.Event()
+        self.health_changed: Final = asyncio.Event()
+        """Set it to send a report before the next heartbeat."""
         self._last_error = ""
         self._lost_at = 0.0
 
     def wake(self) -> None:
         """Signal that marks may be due."""
         self._due.set()
-
-    def health_changed(self) -> None:
-        """Send a report before the next heartbeat."""
-        self._health_changed.set()
 
     async def run(self) -> None:
         """Keep the link up until cancelled. Errors that a retry cannot fix are raised."""
@@ -212,8 +209,8 @@ class DaemonLink:
 
     async def _heartbeat(self, link: SourceLink) -> None:
         while True:
-            await set_within(self._health_changed, HEARTBEAT_S)
-            self._health_changed.clear()
+            await set_within(self.health_changed, HEARTBEAT_S)
+            self.health_changed.clear()
             await self._report(link)
 
     async def _listen(self, link: SourceLink, tasks: asyncio.TaskGroup) -> None:

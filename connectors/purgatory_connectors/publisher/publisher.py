@@ -124,7 +124,7 @@ class Publisher(LinkedSource):
         """
         if self.set_health(state, reason, stale, lag_ms):
             for link in self._links:
-                link.health_changed()
+                link.health_changed.set()
 
     def published(self, topic_prefix: str) -> Mapping[MarkName, PublishedMark]:
         """The marks under this prefix as the daemons have them, with the lowest epoch and offset at any daemon. They

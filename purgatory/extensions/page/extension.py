@@ -100,7 +100,7 @@ class LivePage:
         """Shared pictures, each with the monotonic time (seconds) at which it was made."""
 
     def routes(self) -> list[BaseRoute]:
-        return [Route("/", self._index), Route("/page/static/{name}", self._static)]
+        return [Route("/", _file), Route("/page/static/{name}", _file)]
 
     def applications(self) -> dict[str, ASGIApp]:
         daemon = self._daemon
@@ -243,16 +243,9 @@ class LivePage:
             return {"state": "ended", **ended_fields(end)}
         raise not_found("operation", f"{session_id}/{operation_id}")
 
-    # Files.
 
-    async def _index(self, _request: Request) -> Response:
-        return _file("index.html")
-
-    async def _static(self, request: Request) -> Response:
-        return _file(request.path_params["name"])
-
-
-def _file(name: str) -> Response:
+async def _file(request: Request) -> Response:
+    name = request.path_params.get("name", "index.html")
     folder = files("purgatory.extensions.page") / "static"
     media_type = MEDIA_TYPES.get("." + name.rpartition(".")[2])
     path = folder / name

@@ -87,7 +87,7 @@ class Webhooks(Listener, Callbacks):
         self.letters: Final = DeadLetters(settings.dead_letters_max, self._letter_changed)
         self.undelivered = 0
         """Results of sessions with a callback that are neither delivered nor dead letters."""
-        self._resending: Final[dict[str, Redelivery]] = {}
+        self.resending: Final[dict[str, Redelivery]] = {}
         self._watching: asyncio.Task[None] | None = None
 
     # Sessions.
@@ -208,24 +208,21 @@ class Webhooks(Listener, Callbacks):
 
     def resend(self, letter: webhook_pb2.DeadLetter) -> None:
         """Send a letter again, as if for the first time. Does nothing while the letter is already being sent."""
-        if letter.webhook_id not in self._resending:
+        if letter.webhook_id not in self.resending:
             webhook = Redelivery(letter, self._host_of(letter.callback_url), self)
-            self._resending[letter.webhook_id] = webhook
+            self.resending[letter.webhook_id] = webhook
             self.deliveries.add(webhook)
 
     def resending_failed(self, letter: webhook_pb2.DeadLetter, attempts: int, why: str) -> None:
-        self._resending.pop(letter.webhook_id, None)
+        self.resending.pop(letter.webhook_id, None)
         self.keep(letter, letter.attempts + attempts, why)
 
     def delete(self, letter: webhook_pb2.DeadLetter) -> None:
         """Delete a letter, also while it is being sent again, or because it was delivered."""
-        webhook = self._resending.pop(letter.webhook_id, None)
+        webhook = self.resending.pop(letter.webhook_id, None)
         if webhook is not None:
             self.deliveries.abandon(webhook)
         self.letters.remove(letter.webhook_id)
-
-    def is_resending(self, webhook_id: str) -> bool:
-        return webhook_id in self._resending
 
     def may_see(self, account: Account, letter: webhook_pb2.DeadLetter) -> bool:
         return letter.principal == account.principal or ADMIN in account.grants.everywhere
@@ -410,7 +407,7 @@ class Redelivery:
     @property
     def is_wanted(self) -> bool:
         """False once the letter has been deleted."""
-        return self._owner.is_resending(self._letter.webhook_id)
+        return self._letter.webhook_id in self._owner.resending
 
     async def attempt(self) -> Attempt:
         letter = self._letter
