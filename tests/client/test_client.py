@@ -12,7 +12,7 @@ from purgatory_client.rpc_errors import from_code
 from purgatory_client.session.detached_sessions import Registered
 from purgatory_client.session.session_core import SessionCore
 
-from tests.kit.daemon import DaemonProcess, RunDaemon
+from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually, until_pending
 from tests.kit.recorded import assert_recorded, cases_of
 
@@ -246,23 +246,14 @@ async def test_closing_may_let_waits_finish(client: AsyncClient, shared_daemon: 
     await closing
 
 
-@pytest.mark.parametrize(
-    ("flags", "pending_max", "says"),
-    [
-        ([], 2, r"2 operations are pending .* 1 more .* limit of 2 \(pending_max\)"),
-        (["--limits-pending-operations-max", "2"], 100, "2"),
-    ],
-    ids=["of-the-client", "of-the-daemon"],
-)
-async def test_exceeding_a_limit_of_pending_operations_is_refused(
-    run_daemon: RunDaemon, flags: list[str], pending_max: int, says: str
-) -> None:
-    async with AsyncClient((await run_daemon(*flags)).address, pending_max=pending_max) as client:
-        waiting = [asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG)) for _ in range(2)]
-        await until_pending(client, 2)
+async def test_exceeding_a_limit_of_pending_operations_is_refused(shared_daemon: DaemonProcess) -> None:
+    says = r"2 operations are pending .* 1 more .* limit of 2 \(pending_max\)"
+    async with AsyncClient(shared_daemon.address, pending_max=2) as client:
+        waiting = [asyncio.create_task(client.produce({"limited-3": 42}, timeout=LONG)) for _ in range(2)]
+        await eventually(lambda: client.pending == 2)
         with pytest.raises(errors.LimitExceeded, match=says):
-            await client.produce({"orders-3": 42}, timeout=LONG)
-        await client.advance("orders-3", high_watermark=42)
+            await client.produce({"limited-3": 42}, timeout=LONG)
+        await client.advance("limited-3", high_watermark=42)
         assert all(result.satisfied for result in await asyncio.gather(*waiting))
 
 

@@ -16,9 +16,8 @@ import pytest
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch
-from purgatory.journal import sql_schema as schema
 from purgatory.journal.directory import Directory
-from purgatory.journal.errors import JournalDamaged, JournalTooNew
+from purgatory.journal.errors import JournalDamaged
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
 from purgatory.journal.sql_schema import migrate
 from purgatory.journal.statements import StatementBuilder
@@ -120,14 +119,6 @@ def test_an_older_journal_is_migrated_one_version_at_a_time(tmp_path: Path) -> N
         for _ in range(2):
             migrate(database, "old", migrations)
         assert database.execute("SELECT b, c FROM a").fetchall() == [(2, None)]
-
-
-async def test_a_newer_journal_is_refused_with_both_versions(tmp_path: Path) -> None:
-    await write(tmp_path / "data")
-    newer = len(schema.MIGRATIONS) + 1
-    alter(tmp_path / "data" / "journal.db", f"PRAGMA user_version = {newer}")
-    with pytest.raises(JournalTooNew, match=f"has version {newer}; this program supports versions up to {newer - 1}"):
-        await read(tmp_path / "data")
 
 
 # The write-ahead log.

@@ -112,26 +112,7 @@ GONE = ("net::ERR_", "the server responded with a status of 503")
 POLICY = Path(__file__).with_name("policy.toml").read_text("utf-8")
 
 
-def test_page_is_grey_while_a_daemon_is_gone_and_reconnects(browser: Browser, start_daemon: StartDaemon) -> None:
-    first = start_daemon()
-    register_one(first, "before", 5)
-    with watched_page(browser, first.http_address, expected=GONE) as seen:
-        seen.wait_for_text("#pending", "1")
-        assert seen.page.locator("#banner").is_hidden()
-        first.kill()
-        seen.page.wait_for_selector('#state[data-state="away"]')
-        seen.wait_for_text("#banner:not([hidden])", f"The daemon at {first.http_address} is unreachable.")
-        assert seen.page.evaluate("() => getComputedStyle(document.querySelector('main')).filter") == "grayscale(1)"
-        second = start_daemon("--http-address", first.http_address)
-        seen.wait_live()
-        seen.page.wait_for_selector("#banner", state="hidden")
-        seen.wait_for_text("#pending", "0")
-        register_one(second, "after", 5)
-        register_one(second, "after that", 5)
-        seen.wait_for_text("#pending", "2")
-
-
-def test_views_continue_when_a_daemon_is_back_with_its_journal(
+def test_views_are_grey_without_their_daemon_and_continue_when_it_is_back(
     browser: Browser, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
     journal = ["--data-dir", str(tmp_path / "journal")]
@@ -150,11 +131,14 @@ def test_views_continue_when_a_daemon_is_back_with_its_journal(
         assert first.stop() == 0
         for seen in (now, operation, waits):
             seen.page.wait_for_selector('#state[data-state="away"]')
+            seen.wait_for_text("#banner:not([hidden])", f"The daemon at {first.http_address} is unreachable.")
+            assert seen.page.evaluate("() => getComputedStyle(document.querySelector('main')).filter") == "grayscale(1)"
         second = start_daemon(*journal, "--http-address", first.http_address)
         register_one(second, "after", 5)
         now.wait_for_text("#pending", f"{WAITS + 2:,}")
         waits.wait_for_text("#found", f"{WAITS + 2:,} operations wait on")
         operation.wait_live()
+        operation.page.wait_for_selector("#banner", state="hidden")
         operation.wait_for_text(".lead", "It is pending")
         report(second, 300)
         operation.wait_for_text("#outcome", "satisfied")

@@ -159,17 +159,6 @@ async def test_text_that_is_not_utf8_is_invalid() -> None:
         assert await stream.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_message_that_is_too_large_is_refused() -> None:
-    async with serving(options=[("grpc.max_receive_message_length", 100_000)]) as served:
-        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-            await served.raw("Wait")(b"x" * 200_000)
-        peer = await Peer(served, "a").open()
-        await peer.register(*(signal(number, "k" * 240) for number in range(1, 1_001)))
-        assert await peer.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        await drained(served, "a")
-        assert await served.pending() == 0
-
-
 async def test_cancels_are_answered_on_the_stream() -> None:
     async with serving() as served:
         peer = await Peer(served, "s").open()

@@ -134,15 +134,14 @@ async def test_progress_is_reported_while_a_call_waits(looking: AsyncClient, mon
 
 
 async def test_caught_up_returns_at_the_end_of_the_topic(shared_daemon: DaemonProcess, looking: AsyncClient) -> None:
-    async with Client(mcp_server.make_server(looking)) as client:
-        assert "no source that publishes 'kafka/agents/log' is attached" in await refusal(
-            client, "caught_up", marks=["kafka/agents/log"]
-        )
-        async with played_source(shared_daemon.address, end=3) as feeding:
-            waiting = asyncio.create_task(answer(client, "caught_up", marks=["kafka/agents/log"]))
-            await until_pending(looking, 1)
-            await feeding.advance(("kafka/agents/log", 0), high_watermark=3)
-            ended = await waiting
+    async with (
+        Client(mcp_server.make_server(looking)) as client,
+        played_source(shared_daemon.address, end=3) as feeding,
+    ):
+        waiting = asyncio.create_task(answer(client, "caught_up", marks=["kafka/agents/log"]))
+        await until_pending(looking, 1)
+        await feeding.advance(("kafka/agents/log", 0), high_watermark=3)
+        ended = await waiting
     assert (ended["outcome"], ended["details"]) == ("satisfied", ["kafka/agents/log-0: reached 3 of 3"])
 
 

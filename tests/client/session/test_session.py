@@ -99,12 +99,6 @@ def test_ids_of_somebody_else_s_incarnation_are_in_use() -> None:
     assert wait is batch
 
 
-def test_ids_go_on_above_what_the_daemon_knows() -> None:
-    core = open_core(resumed=True, highest=41)
-    submit(core, 1)
-    assert registered(sent(core, 0.0)) == [[42]]
-
-
 def test_a_refusal_whose_receipt_was_lost_comes_as_a_result() -> None:
     refused = produce()
     core = open_core(refused)

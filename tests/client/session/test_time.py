@@ -136,13 +136,6 @@ def table_of(*entries: Entry) -> PendingWaits:
     return table
 
 
-def test_extended_waits_have_more_time() -> None:
-    """Timeouts count from the submission, so the time that has passed is added; a longer timeout is kept."""
-    entries = [waits.produce({"t-0": 1}, timeout=timeout) for timeout in (1, 100, None)]
-    table_of(*entries).extend([1, 2, 3, 99], 50_000, 30_000, NOW + 0.5)
-    assert [entry.timeout_ms for entry in entries] == [50_500, 100_000, 50_500]
-
-
 def test_extended_operations_of_a_batch() -> None:
     """Only the given operations have more time; the batch is overdue by its longest timeout."""
     batch = batches.produce(["t-0"], offsets=[1, 2, 3], timeouts_ms=[1_000])
@@ -161,22 +154,20 @@ def test_many_operations_of_a_batch_are_extended_at_once() -> None:
     assert (set(batch.timeouts_ms), batch.longest_timeout_ms) == ({50_000}, 50_000)
 
 
-@pytest.mark.parametrize("known", [0, 2, 3], ids=["forgotten", "known in part", "known"])
-def test_time_waited_counts_from_the_first_registration(known: int) -> None:
-    """The daemon counts from its own registration, which is a second one of those that it does not know. Here each
-    result of the daemon says 5 ms, and a second passed before.
+def test_time_waited_counts_from_the_first_registration() -> None:
+    """The daemon counts from its own registration, which is a second one of those that it does not know. Here it knows
+    the first two, each result of it says 5 ms, and a second passed before.
     """
     wait, batch = one(), many(2)
     core = open_core(wait, batch, incarnation="first")
     core.connection_lost(0.5)
-    core.receive(opened(resumed=known > 0, highest=known, incarnation="first" if known else "second"), 1.0)
-    assert registered(sent(core, 1.0)) == {0: [[1], [2, 3]], 2: [[3]], 3: []}[known]
+    core.receive(opened(resumed=True, highest=2, incarnation="first"), 1.0)
+    assert registered(sent(core, 1.0)) == [[3]]
     ended = dict(core.receive(results(1, [1, 2, 3]), 2.0))
-    waited_ms = [5 if operation_id <= known else 1_005 for operation_id in (1, 2, 3)]
     single, many_results = ended[wait], ended[batch]
     assert isinstance(single, Result)
     assert isinstance(many_results, ResultColumns)
-    assert [round(single.waited * 1_000), *many_results.waited_ms] == waited_ms
+    assert [round(single.waited * 1_000), *many_results.waited_ms] == [5, 5, 1_005]
 
 
 async def test_only_pending_operations_are_extended(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

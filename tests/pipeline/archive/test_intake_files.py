@@ -74,13 +74,6 @@ def leave_broken(root: Path) -> None:
         path.write_bytes(b"PAR1")
 
 
-def leave_other_version(root: Path) -> None:
-    """Among files that can be used."""
-    small_history().write(root)
-    newer = metadata_of(schema.CALLS, "run-b", 1, version=schema.VERSION + 1)
-    write_table(root / schema.CALLS / "newer.parquet", table_of(schema.CALLS, []), newer)
-
-
 @pytest.mark.parametrize(
     ("prepare", "uri", "said"),
     [
@@ -96,17 +89,11 @@ def leave_other_version(root: Path) -> None:
             r"no usable file: 1 in no table's folder; for example .*part-0",
         ),
         (leave_broken, ".", "no usable file: 4 unreadable; for example .+: .+"),
-        (
-            leave_other_version,
-            ".",
-            rf"newer\.parquet has schema version {schema.VERSION + 1}, .* reads version {schema.VERSION}: use",
-        ),
     ],
 )
 def test_an_archive_that_cannot_be_used_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Path], object] | None, uri: str, said: str
 ) -> None:
-    """One file of a newer schema makes the archive unusable, because leaving it out would give wrong figures."""
     monkeypatch.chdir(tmp_path)
     if prepare is not None:
         prepare(tmp_path)

@@ -77,13 +77,6 @@ def test_what_the_engine_refuses_says_why() -> None:
     assert "-7" in played.malformed.column("reason")[0].as_py()
 
 
-@pytest.mark.parametrize("version", [0, shard_state.VERSION + 1])
-def test_a_shard_in_another_format_is_refused(version: int) -> None:
-    octets = bytes([version]) + shard_state.to_bytes(Shard())[1:]
-    with pytest.raises(PipelineError, match=f"in format {version}; .* use the one that saved it"):
-        shard_state.from_bytes(octets, 0)
-
-
 @pytest.mark.parametrize("kept", [1, 5, 9, 40, 120])
 def test_a_shard_cut_short_is_refused(kept: int) -> None:
     shard = Shard()
