@@ -185,9 +185,7 @@ async def test_replica_that_stops_applying_holds_all_but_not_any(
 
 
 @pytest.mark.slow
-async def test_promotion_that_loses_writes_fails_waits_of_the_old_history(
-    shared_daemon: DaemonProcess, servers: Servers
-) -> None:
+async def test_promotion_that_loses_writes_begins_a_new_history(shared_daemon: DaemonProcess, servers: Servers) -> None:
     """All marks of the domain get a new epoch, and what only the old primary had is not taken for anything new."""
     p, r1, r2 = servers.values()
     async with following(shared_daemon, servers) as (client, prefix):
@@ -195,15 +193,11 @@ async def test_promotion_that_loses_writes_fails_waits_of_the_old_history(
             await asyncio.to_thread(one.query, "STOP SLAVE")
         lost = await asyncio.to_thread(p.write, 20)
         epoch = (await until_mark(client, f"{prefix}/p/0", lambda mark: mark.high_watermark >= lost)).leader_epoch
-        bound = asyncio.create_task(client.produce({f"{prefix}/r2/0": lost}, leader_epochs=epoch, timeout=60))
-        await until_mark(client, f"{prefix}/r2/0", lambda mark: mark.watched == 1)
         p.process.kill()
         await asyncio.to_thread(r1.query, "RESET SLAVE ALL")
         await asyncio.to_thread(r2.follow, r1)
         number = await asyncio.to_thread(r1.write)
         assert number < lost
-        failed = await bound
-        assert [one.error_code for one in failed.partitions.values()] == [74]
         for mark in ("any", "r2"):
             await until_mark(client, f"{prefix}/{mark}/0", lambda mark: mark.leader_epoch > epoch)
             result = await client.produce({f"{prefix}/{mark}/0": number}, leader_epochs=epoch + 1, timeout=60)

@@ -132,11 +132,7 @@ def test_login_that_the_server_refuses_is_named(nats_server: str, tmp_path: Path
     server = Nats(nats_server, tmp_path, "--user", "u", "--pass", "right", user="u", password="right")
     try:
         with daemon_process("--source", f"{server.uri}&user=u") as daemon:
-
-            def is_refused() -> bool:
-                return any(one.state == "refused" for one in daemon.client.status().sources)
-
-            wait_until(is_refused, lambda: str(daemon.client.status().sources))
+            wait_until(lambda: "refused" in {one.state for one in daemon.client.status().sources}, "it is refused")
     finally:
         server.stop()
 

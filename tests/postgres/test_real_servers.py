@@ -45,22 +45,20 @@ def test_ends_with_uncommitted_writes_are_reached_without_a_commit(watched: Watc
         open_transaction.rollback()
 
 
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGINT, signal.SIGKILL])
-def test_waits_continue_after_a_replica_hung_or_was_down(watched: WatchedServers, how: signal.Signals) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_waits_continue_after_a_replica_was_down(watched: WatchedServers, how: signal.Signals) -> None:
     """Meanwhile it and `all` are stale, and expired waits report it; `any` continues."""
-    hangs = how == signal.SIGSTOP
-    watched.r2.signal_all(how) if hangs else watched.r2.stop(how)
+    watched.r2.stop(how)
     try:
         end = watched.write()
         assert satisfied(watched.wait("any", end))
         later = watched.wait_later("all", end)
         wait_until(lambda: watched.stale("all"), "all are stale")
         assert watched.stale("all") == f"r2: {watched.stale('r2')}"
-        assert watched.stale("r2") == "it does not answer" or not hangs
         assert watched.stale("any") == ""
         assert watched.wait("all", end, timeout=0.1).outcome is Outcome.EXPIRED
     finally:
-        watched.r2.signal_all(signal.SIGCONT) if hangs else watched.r2.start()
+        watched.r2.start()
     assert satisfied(later.result())
     watched.assert_all_have(end, watched.r1, watched.r2)
     wait_until(lambda: not watched.stale("all"), "all are seen again")
