@@ -1,5 +1,5 @@
-"""The leader of a pair of daemons is killed or stopped, and its clients find the next one: those in Go, Java and
-TypeScript, and HTTP and gRPC through HAProxy with the configuration in docs/fleet.md.
+"""The leader of a pair of daemons is killed or stopped, and its clients find the next one: those in Go, Java,
+TypeScript and Python, and HTTP and gRPC through HAProxy with the configuration in docs/fleet.md.
 
 The tests need PostgreSQL. Without HAProxy the balancer is left out; with PURGATORY_REQUIRE_HAPROXY=1 a test fails.
 """
@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,7 @@ from tests.strangers.test_clients import BUILDS, as_expected, expected_lines, st
 
 pytestmark = [pytest.mark.xdist_group("strangers"), pytest.mark.slow]
 
+CLIENTS: Final = BUILDS | {"python": lambda: [sys.executable, str(Path(__file__).with_name("python_resume.py"))]}
 SILENCE: Final = ("--fleet-silence-ms", "2000")
 WAITS: Final = 500
 REFUSED: Final = {502, 503, 504}
@@ -107,16 +109,16 @@ def pair(daemons: Pair) -> Pair:
 
 @contextmanager
 def sessions(pair: Pair, topic: str, folder: Path) -> Iterator[None]:
-    """Clients in three languages, given both addresses, get one result for each wait: half of them are due before the
+    """Clients in four languages, given both addresses, get one result for each wait: half of them are due before the
     block, in which the leader fails, the others afterwards.
     """
     addresses = ",".join(one.grpc_address for one in pair.members)
     ended: dict[str, Callable[[], list[list[str]]]] = {}
     with ExitStack() as stack:
-        for language, build in BUILDS.items():
+        for language, build in CLIENTS.items():
             (folder / language).mkdir()
             ended[language] = stack.enter_context(started(build(), addresses, WAITS, folder / language, topic))
-        pair.until(lambda: pair.pending() >= len(BUILDS) * WAITS, "all waits are registered")
+        pair.until(lambda: pair.pending() >= len(CLIENTS) * WAITS, "all waits are registered")
         pair.advance(topic, WAITS // 2)
         yield
         pair.advance(topic, WAITS)

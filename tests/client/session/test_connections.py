@@ -5,27 +5,23 @@ Lost connections and restarted daemons are subjects of tests/conformance, tests/
 
 import asyncio
 import random
-import shutil
-import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from purgatory_client import AsyncClient, Client, ClosedSession, Outcome, batches, errors, waits
+from purgatory_client import AsyncClient, Client, ClosedSession, Outcome, batches, errors
 from purgatory_client.session.addresses import PING_MS, check_address, target_of
 from purgatory_client.session.backoff import Backoff
-from purgatory_client.session.channel import OPTIONS, channel_options, open_channel
+from purgatory_client.session.channel import OPTIONS, channel_options
 
 from examples.free_ports import free_port
 from purgatory.cli.exit_codes import Exit
 from purgatory.service.rpc.grpc_options import PING_INTERVAL_MIN_MS
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.client.cli.test_commands import purgatory
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually, until_pending
@@ -125,20 +121,6 @@ def test_pauses_double_up_to_the_cap_and_are_spread_over_the_range() -> None:
 # Sessions that others take, and no daemon at all.
 
 
-async def test_a_session_that_is_taken_over_stays_lost(shared_daemon: DaemonProcess) -> None:
-    async with AsyncClient(shared_daemon.address) as client, grpc.aio.insecure_channel(shared_daemon.address) as other:
-        waiting = asyncio.create_task(client.produce({"taken-0": 42}, timeout=LONG))
-        await until_pending(client, 1)
-        call, session_id = PurgatoryServiceStub(other).Session(), client.session_id
-        await call.write(wire.SessionRequest(open={"session_id": session_id}))
-        assert (await call.read()).opened.resumed
-        for lost in (waiting, client.produce({"taken-0": 42}, timeout=LONG)):
-            with pytest.raises(errors.SessionTakenOver):
-                await lost
-        await client.close_session(session_id)
-        call.cancel()
-
-
 async def test_closed_session_fails_its_waits_and_the_next_wait_opens_another(shared_daemon: DaemonProcess) -> None:
     async with AsyncClient(shared_daemon.address) as client, AsyncClient(shared_daemon.address) as operator:
         waiting = asyncio.create_task(client.produce({"orders-3": 1_000}, timeout=LONG))
@@ -175,21 +157,17 @@ async def test_a_stranger_in_the_session_is_noticed(shared_daemon: DaemonProcess
         assert (await client.produce({"strange-3": 43}, timeout=0)).outcome is Outcome.EXPIRED
 
 
-@pytest.mark.parametrize(("give_up_after", "timeout"), [(0.3, LONG), (LONG, 0.5)], ids=["limit", "timeouts"])
-async def test_no_daemon_is_given_up_after_a_while(give_up_after: float, timeout: float) -> None:  # noqa: ASYNC109
-    """After `give_up_after`, or with the longest timeout before the first connection. A timer may be early by the
-    clock's resolution.
-    """
-    async with FaultyProxy(NOBODY) as proxy, AsyncClient(proxy.address, give_up_after=give_up_after) as client:
+async def test_no_daemon_is_given_up_with_the_longest_timeout() -> None:
+    """Before the first connection. A timer may be early by the clock's resolution."""
+    async with FaultyProxy(NOBODY) as proxy, AsyncClient(proxy.address, give_up_after=LONG) as client:
         first_session, began_s = client.session_id, asyncio.get_running_loop().time()
         ended = await asyncio.gather(
-            client.produce({"orders-3": 42}, timeout=timeout / 5),
-            client.produce_many(["orders-3"], offsets=[1, 2], timeouts_ms=[5, round(timeout * 1_000)]),
+            client.produce({"orders-3": 42}, timeout=0.1),
+            client.produce_many(["orders-3"], offsets=[1, 2], timeouts_ms=[5, 500]),
             return_exceptions=True,
         )
         assert [type(one) for one in ended] == [errors.Unavailable, errors.Unavailable]
-        if give_up_after > timeout:
-            assert asyncio.get_running_loop().time() - began_s > timeout - 0.001
+        assert asyncio.get_running_loop().time() - began_s > 0.5 - 0.001
         assert client.pending == 0
         assert client.session_id != first_session
         with pytest.raises(errors.Unavailable):
@@ -224,48 +202,6 @@ async def standby() -> AsyncIterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
-
-
-async def broken_wait(addresses: str) -> grpc.StatusCode:
-    """The status with which the connection of a single call breaks that nothing repeats."""
-    request = wire.WaitRequest(operation={"signal": {"keys": [{"key": "never"}]}})
-    async with open_channel(addresses) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as broken:
-            await PurgatoryServiceStub(channel).Wait(request)
-    return broken.value.code()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-async def test_waits_outlive_their_leader(tmp_path: Path, fault: signal.Signals) -> None:
-    """The leader is killed, or stopped, and another daemon continues its journal at the second address: waits of each
-    form are answered, also one that was made in between, and a single unary call gets UNAVAILABLE.
-    """
-    with DaemonProcess(tmp_path / "a", ["--data-dir", str(tmp_path / "journal")]) as first:
-        async with standby() as address:
-            client = AsyncClient(f"{first.address},{address}")
-            waiting: list[asyncio.Task[Any]] = [
-                asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG)),
-                asyncio.create_task(client.produce_many(["orders-3"], offsets=[42, 1], timeouts_ms=[300_000])),
-                asyncio.create_task(client.wait_once(waits.produce({"orders-3": 42}, timeout=LONG))),
-            ]
-            alone = asyncio.create_task(broken_wait(client.address))
-            await until_pending(client, 5)
-            await client.advance("orders-3", high_watermark=1)
-            first.process.send_signal(fault)
-            assert await alone is grpc.StatusCode.UNAVAILABLE
-            waiting.append(asyncio.create_task(client.produce({"orders-3": 43}, timeout=LONG)))
-            await asyncio.sleep(0)
-            shutil.copytree(tmp_path / "journal", tmp_path / "copy")
-        flags = ["--data-dir", str(tmp_path / "copy"), "--grpc-address", address]
-        with DaemonProcess(tmp_path / "b", flags) as second:
-            async with client, AsyncClient(second.address) as direct:
-                # Asked directly: the client must have left the leader that is merely stopped.
-                await until_pending(direct, 4)
-                assert sorted([one.operation_id async for one in direct.operations()]) == [1, 1, 2, 4]
-                assert (await asyncio.to_thread(purgatory, "status", address=client.address)).returncode == Exit.OK
-                await client.advance("orders-3", high_watermark=43)
-                assert all(result.satisfied for result in await asyncio.gather(*waiting))
 
 
 async def test_standby_alone_refuses_calls_and_is_given_up() -> None:
