@@ -155,7 +155,7 @@ def test_the_wall_clock_is_read_where_it_is_shown_and_nowhere_else() -> None:
     wall_clock = r"\btime\.time(?:_ns)?\b|\bdatetime\.(?:utc)?now\b|\bdate\.today\b"
     assert uses(wall_clock, "purgatory/**/*.py", "client/purgatory_client/**/*.py").keys() == {
         "continued_time.py", "host.py", "inspection_calls.py", "outbox_gate.py", "run_details.py",
-        "certificate_files.py", "commands.py", "tokens.py", "result_tail.py", "daemon_views.py", "signing.py",
+        "tls.py", "commands.py", "tokens.py", "result_tail.py", "daemon_views.py", "signing.py",
         "wait_spans.py", "webhook_poster.py", "wait.py", "source_calls.py", "recent_ends.py",
         "mcp_tasks.py",
     }  # fmt: skip

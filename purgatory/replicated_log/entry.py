@@ -102,10 +102,6 @@ class Entry:
         """The same entry at its place in the log."""
         return replace(self, position=position, logged_ms=logged_ms)
 
-    def is_copy_of(self, other: "Entry") -> bool:
-        """Whether both are the same entry, possibly at different places."""
-        return self.at(other.position, other.logged_ms) == other
-
     def parts(self, bytes_max: int = PART_BYTES_MAX) -> Iterator["Entry"]:
         """Split an entry by its content. `Reign` joins the parts again.
 

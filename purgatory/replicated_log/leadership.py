@@ -22,7 +22,7 @@ from purgatory.replicated_log.entry import Entry, Kind, pack_rows
 from purgatory.replicated_log.errors import FleetLogError
 from purgatory.replicated_log.log_writer import LogWriter, PendingAppend
 from purgatory.replicated_log.reign import Reign
-from purgatory.replicated_log.replica import CopyStore, LogPlace, discard_files, read_place, write_place
+from purgatory.replicated_log.replica import CopyStore, discard_files, read_place, write_place
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -105,10 +105,6 @@ class Leadership:
             self._pending = None
             self._lock.release()
 
-    def place_after(self, before: LogPlace, entry: Entry) -> LogPlace:
-        """The place of a file that includes the group just appended."""
-        return before._replace(state=self.reign.resting, logged_ms=entry.logged_ms)
-
     def heartbeat(self) -> None:
         """Show that this process is alive while the journal is being restored."""
         if not self._has_resigned:
@@ -173,7 +169,7 @@ class LeaderStore(CopyStore):
             # Its outcome must be known before anything else is decided.
             entry = self._leadership.finish()
         self._crash.reached(AFTER_APPEND)
-        place = self._leadership.place_after(self._place, entry)
+        place = self._place._replace(state=self._leadership.reign.resting, logged_ms=entry.logged_ms)
         try:
             if failed is not None:
                 raise failed

@@ -138,7 +138,7 @@ class AppendRules:
         last = place.position if place is not None else (yield End()) - 1
         while self._reign.state.position < last:
             for read in (yield Read(self._reign.state.position + 1)):
-                if entry.is_copy_of(read):
+                if entry.at(read.position, read.logged_ms) == read:
                     judged = self._reign.accept(read, is_own=True)
                     if judged is not None:
                         return judged

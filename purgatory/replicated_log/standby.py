@@ -43,11 +43,6 @@ NEW_LOG: Final = (
 )
 
 
-def boot_s() -> float:
-    """Return a time on a clock that cannot be set, in seconds."""
-    return boot_ms() / 1_000
-
-
 class Stopped(Exception):
     """`stop` was called."""
 
@@ -63,7 +58,7 @@ class Standby:
         address: str,
         http_address: str,
         shards: int = 1,
-        now_s: Callable[[], float] = boot_s,
+        now_s: Callable[[], float] = lambda: boot_ms() / 1_000,  # which cannot be set
     ) -> None:
         """Args:
             folder: Where the file is.

@@ -264,19 +264,16 @@ class TopicWatch:
         grown = any(found[topic] != self.topics.get(topic) for topic in found)
         turned = refused ^ self._refused
         self.topics, self._refused = found, refused
-        self._publish_replicas()
+        self._publisher.observe_replicas({
+            (name, number): seen
+            for (topic, number), seen in self._view.replicas.items()
+            if topic in found and (name := self._names.of_topic(topic))
+        })  # fmt: skip
         if grown:
             await self._poll(self._partitions(found))
         elif turned:
             await self._poll(self._partitions({topic: found[topic] for topic in turned if topic in found}))
         self.has_looked.set()
-
-    def _publish_replicas(self) -> None:
-        self._publisher.observe_replicas({
-            (name, number): seen
-            for (topic, number), seen in self._view.replicas.items()
-            if topic in self.topics and (name := self._names.of_topic(topic))
-        })  # fmt: skip
 
     async def _look_at_ids(self, found: Iterable[str], new: Iterable[str]) -> None:
         now = time.monotonic()

@@ -158,11 +158,6 @@ def by_word(colours: Mapping[str, str]) -> alt.Color:
     return alt.Color("word:N", scale=scale, legend=None)
 
 
-def amounts_axis(key: str, title: str) -> alt.Y:
-    """An axis of numbers from zero upwards."""
-    return alt.Y(f"{key}:Q", title=title, axis=alt.Axis(tickCount=5))
-
-
 def tooltips(*entries: tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
     """Tooltips from (field, title), with an optional number format."""
     return [

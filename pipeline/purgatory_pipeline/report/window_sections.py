@@ -136,7 +136,7 @@ def _rates(total: pd.DataFrame, lines: WindowSeries) -> Plot:
     parts = {word: total[word] / seconds for word in OUTCOMES}
     per_second = total["registered"] / seconds
     registered = total.assign(high=per_second, value=per_second, word="registered")
-    height = charts.amounts_axis("high", "operations per second")
+    height = alt.Y("high:Q", title="operations per second", axis=alt.Axis(tickCount=5))
     line = (
         alt.Chart(charts.data(registered[["at", "until", "high", "value", "word"]].to_dict("records")))
         .mark_rule(strokeWidth=1.25, color="var(--ink)")

@@ -201,7 +201,7 @@ class HttpSite:
         self._acceptor: Final = HttpAcceptor(
             lambda: HttpConnection(config, self._state, self.limits),
             self.limits,
-            None if tls is None else tls.http_context(),
+            None if tls is None else tls.http_context,
         )
 
     def _config(self) -> Config:

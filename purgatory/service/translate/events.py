@@ -250,14 +250,6 @@ def _optional(message: Any, field: str) -> int:  # noqa: ANN401 - any message th
     return getattr(message, field) if message.HasField(field) else codes.UNKNOWN
 
 
-def _signal_flags(signalled: event_pb2.KeySignalled) -> int:
-    return (FAILED_FLAG if signalled.failed else 0) | (DECIDED_FLAG if signalled.HasField("decision") else 0)
-
-
-def _replica_flags(state: event_pb2.ReplicaState) -> int:
-    return (DEAD_FLAG if state.dead else 0) | (FENCED_FLAG if state.fenced else 0)
-
-
 def _in_sync_replicas(change: event_pb2.InSyncReplicas) -> ReplicaSets:
     return ReplicaSets(
         in_sync=list(change.replica_ids),
@@ -274,8 +266,10 @@ def _leadership(change: event_pb2.Leadership) -> ReplicaSets:
 FLAGS: Final[dict[int, Callable[[Any], int]]] = {
     codes.LEADERSHIP: lambda leadership: int(leadership.is_leader),
     codes.PARTITION_REMOVED: lambda removed: int(removed.moved),
-    codes.REPLICA_STATE: _replica_flags,
-    codes.KEY_SIGNALLED: _signal_flags,
+    codes.REPLICA_STATE: lambda state: DEAD_FLAG * state.dead | FENCED_FLAG * state.fenced,
+    codes.KEY_SIGNALLED: lambda signalled: (
+        FAILED_FLAG * signalled.failed | DECIDED_FLAG * signalled.HasField("decision")
+    ),
 }
 REPLICA_SETS: Final[dict[int, Callable[[Any], ReplicaSets]]] = {
     codes.IN_SYNC_REPLICAS: _in_sync_replicas,

@@ -6,7 +6,7 @@ Any fault that would make every handshake fail is detected here and reported in 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -144,7 +144,3 @@ def _has_signed(authority: x509.Certificate, one: x509.CertificateRevocationList
 def valid_for(certificate: x509.Certificate, now: datetime) -> float:
     """Return the seconds until it expires; negative once it has."""
     return (certificate.not_valid_after_utc - now).total_seconds()
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, cast
 
 import grpc
@@ -40,7 +40,7 @@ class Tls(Collector):
     The constructor raises `CannotUseCertificates`.
     """
 
-    def __init__(self, settings: TlsSettings, now: Callable[[], datetime] = certificate_files.utc_now) -> None:
+    def __init__(self, settings: TlsSettings, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self.asks_clients: Final = settings.client_auth == "required"
         """Whether clients must present a certificate."""
         self._settings: Final = settings
@@ -57,10 +57,11 @@ class Tls(Collector):
         self._warned_at: datetime | None = None
         self.material: certificate_files.TlsMaterial = certificate_files.read_tls_material(settings, now())
         self._context: ssl.SSLContext = self._new_context(self.material)
-        self._outer_context: Final = self._new_context(self.material)
+        self.http_context: Final = self._new_context(self.material)
+        """Connections each get the latest certificate. Clients may present none: see `http/site`."""
         # The listener keeps one context for ever. The callback runs in each handshake, also if the client names no
         # host.
-        self._outer_context.sni_callback = self._give_latest
+        self.http_context.sni_callback = self._give_latest
         self._for_grpc = self._taken_by_grpc = _grpc_configuration(self.material)
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
@@ -68,12 +69,6 @@ class Tls(Collector):
         # None means "nothing new"; the stubs lack it.
         take = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._take_for_grpc)
         return grpc.dynamic_ssl_server_credentials(self._for_grpc, take, self.asks_clients)
-
-    def http_context(self) -> ssl.SSLContext:
-        """Return a context whose connections each get the latest certificate. Clients may present none: see
-        `http/site`.
-        """
-        return self._outer_context
 
     def peer(self, auth_context: Mapping[str, Iterable[bytes]]) -> PeerCertificate | None:
         """Return the caller's certificate, from the `auth_context()` of a call; None if clients are not asked for one.
