@@ -133,26 +133,13 @@ class FilteringReader(PendingReader):
 
 
 def pending_row(operation: wire.PendingOperation) -> Row:
-    return {
-        "session": operation.session_id,
-        "operation_id": operation.operation_id,
-        "kind": KIND_NAMES[operation.kind],
-        "registered_at": operation.registered_time.ToDatetime(UTC),
-        "deadline_at": operation.deadline_time.ToDatetime(UTC),
-        "waited_ms": operation.waited_ms,
-        "remaining_ms": operation.remaining_ms,
-        "principal": operation.principal,
-        "items": [
-            {
-                "topic": item.key or item.topic_partition.topic,
-                "partition": None if item.key else item.topic_partition.partition,
-                "required_offset": item.required_offset,
-                "reached_offset": item.reached_offset,
-                "error_code": item.error_code,
-            }
-            for item in operation.partitions
-        ],
-    }
+    times = (operation.registered_time.ToDatetime(UTC), operation.deadline_time.ToDatetime(UTC))
+    items = []
+    for item in operation.partitions:
+        name = (item.key, None) if item.key else (item.topic_partition.topic, item.topic_partition.partition)
+        items.append((*name, item.required_offset, item.reached_offset, item.error_code))
+    kind, numbers = KIND_NAMES[operation.kind], (operation.waited_ms, operation.remaining_ms)
+    return _row(operation.session_id, operation.operation_id, kind, *times, *numbers, operation.principal, items)
 
 
 def shard_row(
@@ -160,20 +147,19 @@ def shard_row(
 ) -> Row:
     """A pending operation of a stream, at an instant of the stream. The keywords are those of `CALLERS`."""
     del engine_id
-    return {
-        "session": caller,
-        "operation_id": operation_id,
-        "kind": KIND_NAMES[view.kind],
-        "registered_at": registered_ms * 1_000,
-        "deadline_at": view.deadline_ms * 1_000,
-        "waited_ms": now_ms - registered_ms,
-        "remaining_ms": view.deadline_ms - now_ms,
-        "principal": "",
-        "items": [
-            dict(zip(PENDING_ITEM.names, (topic, None if number < 0 else number, required, reached, code), strict=True))
-            for (topic, number), code, required, reached, *_ in view.items
-        ],
-    }
+    times = (registered_ms * 1_000, view.deadline_ms * 1_000)
+    items = [
+        (topic, None if number < 0 else number, required, reached, code)
+        for (topic, number), code, required, reached, *_ in view.items
+    ]
+    numbers = (now_ms - registered_ms, view.deadline_ms - now_ms)
+    return _row(caller, operation_id, KIND_NAMES[view.kind], *times, *numbers, "", items)
+
+
+def _row(*values: Any) -> Row:  # noqa: ANN401 - those of `PENDING_ROWS`
+    row = dict(zip(PENDING_ROWS.names, values, strict=True))
+    row["items"] = [dict(zip(PENDING_ITEM.names, item, strict=True)) for item in row["items"]]
+    return row
 
 
 def longest_waiting(checkpoint: str, topic_prefix: str, limit: int) -> tuple[list[Row], str]:
