@@ -18,13 +18,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
+from purgatory.engine.codes import KIND_NAMES
 from purgatory.engine.completions import FETCHED_COLUMNS, OPTIONAL_COLUMNS, RESULT_COLUMNS
-from purgatory.extensions.archive.schema import RESULT_ITEM
+from purgatory.extensions.archive.schema import OUTCOME_LABELS, RESULT_ITEM
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
 from purgatory_pipeline.datasource.daemon_options import SESSION, DaemonConnection, DaemonOptions
 from purgatory_pipeline.errors import PipelineError
+from purgatory_pipeline.stream.outcome_rows import words
 from purgatory_pipeline.stream.shard_state import table_bytes
 
 NUMBERS: Final = [
@@ -65,7 +66,7 @@ def rows_of(session: str, incarnation: str, first_sequence: int, columns: result
             "sequence": np.arange(first_sequence, first_sequence + count),
             "operation_id": np.array(columns.operation_id, np.uint64).astype(np.int64),
             "kind": pa.repeat(pa.scalar(KIND_NAMES.get(columns.kind), pa.string()), count),
-            "outcome": _words(outcomes, OUTCOME_NAMES),
+            "outcome": words(outcomes, OUTCOME_LABELS),
             **{name: _values(getattr(columns, name), count, np.int64) for name in NUMBERS},
             "items": pa.ListArray.from_arrays(starts, _items(columns, int(item_counts.sum()))),
             "refusal": pa.array(refusals, pa.string()),
@@ -99,11 +100,6 @@ def _values(given: Any, count: int, kind: Any) -> np.ndarray[Any, Any]:  # noqa:
     if len(given) == count:
         return np.array(given, kind)
     return np.full(count, given[0] if given else 0, kind)
-
-
-def _words(codes: np.ndarray[Any, Any], names: dict[int, str]) -> pa.Array:
-    labels = [names.get(code, "") for code in range(max(names) + 1)]
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(labels)).cast(pa.string())
 
 
 CALL_S: Final = 30.0

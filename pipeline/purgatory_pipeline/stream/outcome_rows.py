@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory.engine.batches import Refusal
-from purgatory.engine.codes import FETCH, OUTCOME_NAMES, REFUSED
+from purgatory.engine.codes import FETCH, REFUSED
 from purgatory.engine.completions import FETCHED_COLUMNS, RESULT_ITEM_COLUMNS, Completions
 from purgatory.extensions.archive.schema import KIND_LABELS, OUTCOME_LABELS, RESULT_ITEM
 from purgatory_pipeline.engine_rows.integers import Integers
@@ -30,42 +30,34 @@ OUTCOME_ROWS: Final = pa.schema(
 
 def completed_rows(ended: Completions, owners: pa.Table) -> pa.Table:
     """The outcomes of operations. `owners` has the row of `CALLERS` of each."""
-    count = len(ended)
-    registered = owners.column("registered_ms").to_numpy()
-    waited = np.asarray(ended.waited_ms, np.int64)
     item_counts = np.asarray(ended.item_counts, np.int64)
-    return pa.table(
-        {
-            "caller": owners.column("caller"),
-            "operation_id": owners.column("operation_id"),
-            "kind": _words(ended.kinds, KIND_LABELS),
-            "outcome": _words(ended.outcomes, [*OUTCOME_LABELS[:REFUSED], OUTCOME_NAMES[REFUSED]]),
-            "registered_at": instants(registered),
-            "ended_at": instants(registered + waited),
-            "waited_ms": waited,
-            "items": pa.ListArray.from_arrays(
-                pa.array(np.concatenate([[0], np.cumsum(item_counts)]), pa.int32()), _items(ended, item_counts)
-            ),
-            "refusal": pa.nulls(count, pa.string()),
-        },
-        schema=OUTCOME_ROWS,
-    )
+    starts = pa.array(np.concatenate([[0], np.cumsum(item_counts)]), pa.int32())
+    items = pa.ListArray.from_arrays(starts, _items(ended, item_counts))
+    waited = np.asarray(ended.waited_ms, np.int64)
+    return _rows(owners, ended.kinds, ended.outcomes, waited, items, pa.nulls(len(ended), pa.string()))
 
 
 def refused_rows(refusals: list[Refusal], owners: pa.Table, kinds: Integers) -> pa.Table:
-    count = len(refusals)
-    at = instants(owners.column("registered_ms").to_numpy())
+    zeros = np.zeros(len(refusals), np.int64)
+    items = pa.array([[]] * len(refusals), pa.list_(RESULT_ITEM))
+    return _rows(owners, kinds, zeros + REFUSED, zeros, items, [f"{one.field}: {one.message}" for one in refusals])
+
+
+def _rows(
+    owners: pa.Table, kinds: object, outcomes: object, waited: Integers, items: pa.Array, refusals: object
+) -> pa.Table:
+    registered = owners.column("registered_ms").to_numpy()
     return pa.table(
         {
             "caller": owners.column("caller"),
             "operation_id": owners.column("operation_id"),
-            "kind": _words(kinds, KIND_LABELS),
-            "outcome": pa.array([OUTCOME_NAMES[REFUSED]] * count),
-            "registered_at": at,
-            "ended_at": at,
-            "waited_ms": np.zeros(count, np.int64),
-            "items": pa.array([[]] * count, pa.list_(RESULT_ITEM)),
-            "refusal": [f"{refusal.field}: {refusal.message}" for refusal in refusals],
+            "kind": words(kinds, KIND_LABELS),
+            "outcome": words(outcomes, OUTCOME_LABELS),
+            "registered_at": instants(registered),
+            "ended_at": instants(registered + waited),
+            "waited_ms": waited,
+            "items": items,
+            "refusal": refusals,
         },
         schema=OUTCOME_ROWS,
     )
@@ -76,7 +68,7 @@ def instants(times_ms: Integers) -> pa.Array:
     return pa.array(times_ms * 1_000, INSTANT)
 
 
-def _words(codes: object, labels: list[str]) -> pa.Array:
+def words(codes: object, labels: list[str]) -> pa.Array:
     places = pa.array(np.asarray(codes, np.int64).astype(np.int32))
     return pa.DictionaryArray.from_arrays(places, pa.array(labels)).cast(pa.string())
 
