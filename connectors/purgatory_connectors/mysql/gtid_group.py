@@ -100,6 +100,10 @@ class GtidGroup:
     def observe(self, name: str, state: ServerState, now: float) -> list[Observation]:
         """A server has answered. Returns what has changed, with the marks as topics."""
         server = self._servers[name]
+        if server.own == state.own and any(
+            one.writer == state.own and key not in self._sources for key, one in state.executed.items()
+        ):
+            self._wrote_at[state.own] = now  # its first transaction
         server.state, server.own, server.seen_at, server.stale = state, state.own, now, ""
         for key in state.executed:
             self._source(key, now)

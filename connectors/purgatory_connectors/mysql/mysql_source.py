@@ -28,10 +28,11 @@ from purgatory_connectors.publisher.polled_source import (
 
 _SOURCES_MAX: Final = 1_000
 _TLS: Final = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity")
-_REFUSALS: Final = (1044, 1045, 1130, 1142, 1227, 1698, 2059)
-"""Access denied, a host that is not allowed, a missing right, an unknown way to log in."""
+_REFUSALS: Final = (1044, 1045, 1130, 1142, 1227, 1698, 1862, 2059, 3118)
+"""Access denied, a host that is not allowed, a missing right, an expired password, an unknown way to log in, a locked
+account."""
 _MYSQL_IDENTITY: Final = (
-    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'gtid_mode', 'group_replication_group_name', "
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'group_replication_group_name', "
     "'group_replication_gtid_assignment_block_size')"
 )
 
@@ -53,11 +54,12 @@ class ServerReader:
                 is_mariadb = "mariadb" in version.lower()
                 self._identity = {} if is_mariadb else dict(self._rows(_MYSQL_IDENTITY))
             return self._ask()
-        except (pymysql.Error, OSError, InvalidRequest, LookupError, ValueError) as error:
-            self.close()
+        except (pymysql.Error, OSError, InvalidRequest, LookupError, ValueError, RuntimeError) as error:
+            self.close()  # RuntimeError: without `cryptography`, for a login with caching_sha2_password
             code = error.args[0] if isinstance(error, pymysql.Error) and error.args else 0
             advice = "; look at PURGATORY_MYSQL_USER and PURGATORY_MYSQL_PASSWORD" if code in _REFUSALS else ""
-            raise Unreadable(f"{error.args[-1] if error.args else error!r}{advice}", is_refused=bool(advice)) from error
+            reason = error.args[-1] if error.args else repr(error)
+            raise Unreadable(f"{reason}{advice}", is_refused=bool(advice)) from error
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -66,12 +68,13 @@ class ServerReader:
 
     def _ask(self) -> ServerState:
         if self._identity:
-            if self._identity["gtid_mode"] != "ON":
+            # `gtid_mode` can change while the server runs.
+            ((mode, text),) = self._rows("SELECT @@GLOBAL.gtid_mode, @@GLOBAL.gtid_executed")
+            if mode != "ON":
                 raise Unreadable("its gtid_mode is not ON", is_refused=True)
             own, blocks = self._identity["server_uuid"].lower(), ""
             if self._identity.get("group_replication_gtid_assignment_block_size", "1") != "1":
                 blocks = self._identity["group_replication_group_name"].lower()
-            ((text,),) = self._rows("SELECT @@GLOBAL.gtid_executed")
         else:
             blocks = ""
             ((text, own),) = self._rows("SELECT @@GLOBAL.gtid_current_pos, @@GLOBAL.server_id")
