@@ -38,7 +38,9 @@ class ReadYourWrites(Middleware[AsyncClient]):
 
         async def send_with_token(message: _Message) -> None:
             if message["type"] == "http.response.start":
-                added = _encoded(await self._headers_of(self.client, exchange))
+                if (written := exchange.written).offsets:
+                    written = await self._with_epochs(self.client, written)
+                added = _encoded(self._headers_of(exchange, written))
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 

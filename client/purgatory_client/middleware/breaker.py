@@ -1,6 +1,7 @@
 """A circuit breaker: while the daemon does not answer, no request waits for it, and a probe finds out when it is back.
 
-It runs in one event loop, that of the client, also for requests in threads; so it needs no lock.
+Calls are made in one event loop, that of the client, also for requests in threads; so it needs no lock. Threads may ask
+whether it is open.
 """
 
 import asyncio
@@ -36,13 +37,13 @@ class Breaker:
             Unavailable: It was not answered, or the breaker is open.
             PurgatoryClientError: As the call itself.
         """
-        if self._is_open:
+        if self.is_open:
             raise errors.Unavailable("the daemon does not answer")
         try:
             async with asyncio.timeout(seconds):
                 return await make()
         except (TimeoutError, errors.Unavailable, errors.NoAnswer) as error:
-            if not self._is_open:  # one of several calls
+            if not self.is_open:  # one of several calls
                 _logger.warning("the daemon does not answer: no request waits for it until it does")
                 self._probing = asyncio.create_task(_until_answer(client, positions))
             if isinstance(error, TimeoutError):
@@ -50,9 +51,10 @@ class Breaker:
             raise
 
     @property
-    def _is_open(self) -> bool:
+    def is_open(self) -> bool:
+        """Whether calls fail at once."""
         probing = self._probing  # in a loop that has been closed it never ends
-        return probing is not None and not probing.done() and probing.get_loop() is asyncio.get_running_loop()
+        return probing is not None and not probing.done() and not probing.get_loop().is_closed()
 
 
 async def _until_answer(client: AsyncClient, positions: Positions) -> None:

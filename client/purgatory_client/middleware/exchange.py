@@ -94,6 +94,7 @@ class Exchange:
         written: The positions that the handler has reported with `wrote`.
         stale: Why the caller's writes may be missing: "not-reached" or "unavailable". Empty: they can be read.
         from_primary: Whether the handler should read from the primary, because the wait has failed.
+        must_wait: Whether the wait for the positions is still to come.
         reached_on: The servers that have the awaited positions, by database: {"pg/main": {"r1", "r2"}}.
     """
 
@@ -114,6 +115,7 @@ class Exchange:
                 raise errors.InvalidRequest("token", f"{count} positions in one request; at most {POSITIONS_MAX}")
             self.received = self.received.merge(positions)
         self.awaited: Final = self.received.select(lambda name: name.startswith(tuple(prefixes)))
+        self.must_wait = bool(self.awaited.offsets)
         self.written = Positions({})
         self._lock: Final = threading.Lock()
 
@@ -213,36 +215,53 @@ class Middleware(Generic[Client]):
         # A late answer about epochs must not let reads go without their wait, so each has its own breaker.
         self._waits: Final = Breaker()
         self._lookups: Final = Breaker()
+        self._counting: Final = threading.Lock()
 
     async def admit(self, client: AsyncClient, tokens: Iterable[str]) -> Exchange | Answer:
         """Wait for the positions in a request's tokens. An answer: the application must not be called."""
+        begun = self._begin(tokens)
+        return await self._finish(client, begun) if isinstance(begun, Exchange) and begun.must_wait else begun
+
+    def _begin(self, tokens: Iterable[str]) -> Exchange | Answer:
+        """What is done without the client, in any thread: all of it, if there is nothing to wait for or no answer."""
         try:
             exchange = Exchange(tokens, self.prefixes, self._keys)
-            if not exchange.awaited.offsets:
-                return exchange
+        except errors.PurgatoryClientError as error:
+            return _refusal(error)
+        if exchange.must_wait and self._waits.is_open:
+            return self._ended(exchange, _unavailable("the daemon does not answer"))
+        return exchange
+
+    async def _finish(self, client: AsyncClient, exchange: Exchange) -> Exchange | Answer:
+        try:
             answer = await self._waits.call(
                 client, exchange.awaited, lambda: self._wait(client, exchange), self.timeout + LATE_S_MAX
             )
         except errors.PurgatoryClientError as error:
             answer = _refusal(error)
+        return self._ended(exchange, answer)
+
+    def _ended(self, exchange: Exchange, answer: Answer | None) -> Exchange | Answer:
+        exchange.must_wait = False
+        reason = "reached" if answer is None else FAILED_WAITS.get(answer.status)
+        if reason is not None:
+            with self._counting:
+                self.counts[reason] += 1
         if answer is None:
-            self.counts["reached"] += 1
             return exchange
-        if (reason := FAILED_WAITS.get(answer.status)) is None:
+        if reason is None:
             return answer
-        self.counts[reason] += 1
         if self.on_timeout == "refuse":
             return answer
         exchange.from_primary = self.on_timeout == "primary"
         exchange.stale = "" if exchange.from_primary else reason
         return exchange
 
-    async def _headers_of(self, client: AsyncClient, exchange: Exchange) -> list[tuple[str, str]]:
-        """The headers of a response that begins now."""
+    def _headers_of(self, exchange: Exchange, written: Positions) -> list[tuple[str, str]]:
+        """The headers of a response that begins now. `written`: with epochs, if they are known."""
         found = [(STALE_HEADER, exchange.stale)] if exchange.stale else []
-        if exchange.written.offsets:
-            token = exchange.following(await self._with_epochs(client, exchange.written)).token
-            found.append((self.header, sign(token, self._keys)))
+        if written.offsets:
+            found.append((self.header, sign(exchange.following(written).token, self._keys)))
         return found
 
     async def _wait(self, client: AsyncClient, exchange: Exchange) -> Answer | None:

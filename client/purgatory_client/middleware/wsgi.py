@@ -22,16 +22,20 @@ class ReadYourWrites(Middleware[Client]):
     def __call__(self, environ: dict[str, Any], start_response: _StartResponse) -> Iterable[bytes]:
         """Serve one request."""
         received = environ.get("HTTP_" + self.header.upper().replace("-", "_"), "")
-        admitted = self._run(lambda client: self.admit(client, [received]))
+        # The client's event loop runs in another thread, and a turn in it may take milliseconds.
+        begun = admitted = self._begin([received])
+        if isinstance(begun, Exchange) and begun.must_wait:
+            admitted = self._run(lambda client: self._finish(client, begun))
         if isinstance(admitted, Answer):
             start_response(f"{admitted.status:d} {admitted.status.phrase}", admitted.headers)
             return [admitted.body]
         exchange = admitted
 
         def start_with_token(status: str, headers: list[tuple[str, str]], *error: object) -> object:
-            if exchange.written.offsets or exchange.stale:
-                headers = [*headers, *self._run(lambda client: self._headers_of(client, exchange))]
-            return start_response(status, headers, *error)
+            written = exchange.written
+            if written.offsets and not self._lookups.is_open:
+                written = self._run(lambda client: self._with_epochs(client, exchange.written))
+            return start_response(status, [*headers, *self._headers_of(exchange, written)], *error)
 
         environ[SCOPE_KEY] = exchange
         with exchange.active():

@@ -2,18 +2,23 @@
 
 import asyncio
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from purgatory_client import AsyncClient
-from purgatory_client.middleware import breaker, exchange
+from purgatory_client import AsyncClient, Client
+from purgatory_client.blocking import shared_loop
+from purgatory_client.middleware import breaker, exchange, wsgi
 from purgatory_client.sources.position_tokens import Positions
+from werkzeug.test import Client as Browser
 
-from tests.client.middleware.test_middleware import MARK, Answer, App, Visit, both, visiting
+from tests.client.middleware.test_middleware import HEADER, MARK, Answer, App, Visit, both, flask_app, visiting
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually, until_pending
+from tests.kit.proxy import NOBODY
 
 STALE = "Purgatory-Stale"
 TOKEN = Positions({"pg/main/r1": 10}).token
@@ -78,6 +83,33 @@ async def test_no_request_waits_beyond_its_limit_while_the_daemon_is_paused_or_k
         daemon.kill()
         again = stack.enter_context(DaemonProcess(tmp_path / "2", ["--grpc-address", daemon.address]))
         await serves_again(again.address)
+
+
+@modes
+def test_open_breaker_answers_threads_without_the_event_loop(mode: exchange.OnTimeout) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    async def blocking() -> None:
+        began.set()
+        may_end.wait()
+
+    with ThreadPoolExecutor(2) as threads, Client(NOBODY, give_up_after=None) as client:
+        app = wsgi.ReadYourWrites(flask_app(), client, timeout=0, on_timeout=mode)
+
+        def visit() -> bool:
+            written = Browser(app).post("/write?offset=7")
+            answer = Browser(app).get("/read", headers={HEADER: TOKEN})
+            assert Positions.of_token(written.headers[HEADER]) == Positions({MARK: 7})
+            return as_told(Answer(answer.status_code, dict(answer.headers), answer.data), mode, "unavailable")
+
+        assert visit()
+        threads.submit(shared_loop().run, blocking())
+        began.wait()
+        try:
+            assert threads.submit(visit).result(timeout=30)
+        finally:
+            may_end.set()
+    assert app.counts == {"unavailable": 2}
 
 
 async def is_reached(visit: Visit) -> bool:
