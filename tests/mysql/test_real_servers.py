@@ -165,7 +165,8 @@ only_mysql = pytest.mark.parametrize("kind", [LocalMySQL], indirect=True, ids=["
 def kind(request: pytest.FixtureRequest) -> type[LocalMariaDB]:
     kind: type[LocalMariaDB] = request.param
     if kind.program is None:
-        skip_unless_required(kind.name.upper(), f"no server of {kind.name} found")
+        advice = "install mariadb-server; for MySQL, .ci/mysql makes a command for PURGATORY_MYSQLD"
+        skip_unless_required(kind.name.upper(), f"no server of {kind.name} found: {advice}")
     return kind
 
 
