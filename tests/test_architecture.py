@@ -81,9 +81,7 @@ def test_model_runs_and_names_modules_that_exist() -> None:
 MARKS = ("a", "b", "c")
 REQUIRED = st.dictionaries(st.sampled_from(MARKS), st.integers(0, 9), min_size=1)
 STEPS = st.one_of(
-    st.tuples(
-        st.just("register"), st.dictionaries(st.sampled_from(MARKS), st.integers(0, 9), min_size=1), st.integers(1, 9)
-    ),
+    st.tuples(st.just("register"), REQUIRED, st.integers(1, 9)),
     st.tuples(st.just("advance"), st.sampled_from(MARKS), st.integers(0, 3)),
     st.tuples(st.just("cancel"), st.integers(1, 20), st.none()),
     st.tuples(st.just("sleep"), st.integers(1, 5), st.none()),

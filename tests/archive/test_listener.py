@@ -412,15 +412,10 @@ class Store(PostServer):
         self.loses_objects = False
         """Whether objects that were written are reported as not found."""
         self.uri = f"s3://bucket/a?endpoint_override=127.0.0.1:{self.port}&scheme=http&region=x"
-        self._ending: Final = threading.Event()
-
-    def __exit__(self, *error: object) -> None:
-        self._ending.set()
-        super().__exit__(*error)
 
     def _respond(self, request: BaseHTTPRequestHandler, _body: bytes) -> None:
         if self.silent.is_set():
-            self._ending.wait(PATIENCE_S)
+            self.ending.wait(PATIENCE_S)
         body = LISTING if request.command == "GET" else UPLOAD if "uploads" in request.path else b""
         is_lost = self.loses_objects and request.command == "HEAD" and request.path.count("/") > 1
         with contextlib.suppress(ConnectionError):

@@ -22,7 +22,7 @@ def reply(request: BaseHTTPRequestHandler, status: int, body: bytes = b"", **hea
 
 
 class PostServer:
-    """Serves on a free port of loopback until the block ends; with `tls`, by HTTPS."""
+    """Serves on a free port of loopback until the block ends; with `tls`, by HTTPS. `ending` is set at its end."""
 
     def __init__(self, answer: Answer, tls: ssl.SSLContext | None = None) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -36,6 +36,7 @@ class PostServer:
             def log_message(self, *_: object) -> None:
                 pass
 
+        self.ending: Final = threading.Event()
         self._server: Final = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         if tls is not None:
@@ -49,6 +50,7 @@ class PostServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.ending.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(PATIENCE_S)

@@ -5,7 +5,6 @@ Waits with a callback, against a real daemon, with plain gRPC calls.
 
 import json
 import ssl
-import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -54,11 +53,6 @@ class WebhookReceiver(PostServer):
         self.received: Final[list[Received]] = []
         self.unsigned: Final[list[str]] = []
         """The errors of requests without a valid signature."""
-        self._ending: Final = threading.Event()
-
-    def __exit__(self, *error: object) -> None:
-        self._ending.set()
-        super().__exit__(*error)
 
     def url(self, path: str = "/hook") -> str:
         return self.origin + path
@@ -66,7 +60,7 @@ class WebhookReceiver(PostServer):
     def _respond(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         status = self._take(request, body)
         if status == HANG:
-            self._ending.wait(PATIENCE_S)
+            self.ending.wait(PATIENCE_S)
         if status in (HANG, DROP):
             request.close_connection = True
             return

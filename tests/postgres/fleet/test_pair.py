@@ -42,8 +42,6 @@ __all__ = ["prometheus"]  # a fixture
 
 pytestmark = pytest.mark.slow
 
-QUICK = ("--fleet-silence-ms", "3000")
-
 
 @pytest.fixture(params=[CALM])
 def pair(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Iterator[tuple[Member, Member]]:
