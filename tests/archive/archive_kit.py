@@ -19,18 +19,6 @@ from pyarrow import fs
 
 from purgatory.engine import calls, codes
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, ReplicaSets
-from purgatory.engine.calls import (
-    Apply,
-    Cancel,
-    CancelAll,
-    CancelName,
-    Extend,
-    FailStale,
-    PassTime,
-    Pause,
-    Register,
-    ShutDown,
-)
 from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.operation_columns import OPERATION, columns_of
 from purgatory.engine.limits import EngineLimits
@@ -255,12 +243,12 @@ class Replay:
         if first["table"] == schema.REGISTRATIONS:
             self._register(cause, now_ms)
         elif first["table"] == schema.EVENTS:
-            self._engine.perform(None, Apply(events_of(cause)), now_ms, 10**9)
+            self._engine.perform(None, calls.Apply(events_of(cause)), now_ms, 10**9)
         elif first["table"] == schema.CALLS:
             self._call(first, now_ms, {(row["topic"], row["partition"]) for row in cause})
         else:
             expired = {(row["session_number"], row["operation_id"]) for row in rows}
-            self._engine.perform(None, PassTime(len(expired)), now_ms)
+            self._engine.perform(None, calls.PassTime(len(expired)), now_ms)
         stamp = CallStamp(first["run_id"], first["call_number"], now_ms, 0)
         for completions in self._engine.take_completions():
             number = next(n for n, owner in self._owners.items() if owner.owner_id == completions.owner_id)
@@ -276,7 +264,7 @@ class Replay:
         accepted = [row for row in rows if row["refusal_code"] == schema.ACCEPTED]
         if accepted:
             batch = operations_of(accepted)
-            receipt = self._engine.perform(owner, Register(KIND_OF[first["kind"]], batch), now_ms)
+            receipt = self._engine.perform(owner, calls.Register(KIND_OF[first["kind"]], batch), now_ms)
             assert receipt.accepted == len(batch.operation_ids), [refusal.message for refusal in receipt.refusals]
 
     def _call(self, row: Row, now_ms: int, names: set[PartitionName]) -> None:
@@ -300,22 +288,22 @@ def repeat_call(
     """
     match CALL_OF[row["call"]]:
         case calls.Cancel:
-            return engine.perform(owner(), Cancel(row["operation_ids"]), now_ms).ended
+            return engine.perform(owner(), calls.Cancel(row["operation_ids"]), now_ms).ended
         case calls.CancelAll:
-            return engine.perform(owner(), CancelAll(), now_ms).ended
+            return engine.perform(owner(), calls.CancelAll(), now_ms).ended
         case calls.CancelName:
-            return engine.perform(None, CancelName((row["topic"], row["partition"])), now_ms).ended
+            return engine.perform(None, calls.CancelName((row["topic"], row["partition"])), now_ms).ended
         case calls.Extend:
-            engine.perform(owner(), Extend(row["operation_ids"], row["timeout_ms"]), now_ms)
+            engine.perform(owner(), calls.Extend(row["operation_ids"], row["timeout_ms"]), now_ms)
             return 0
         case calls.Pause:
-            engine.perform(None, Pause(row["timeout_ms"]), now_ms)
+            engine.perform(None, calls.Pause(row["timeout_ms"]), now_ms)
             return 0
         case calls.FailStale:
-            return engine.perform(owner(), FailStale(row["operation_ids"], names), now_ms).ended
+            return engine.perform(owner(), calls.FailStale(row["operation_ids"], names), now_ms).ended
         case call:
-            assert call is ShutDown, call
-            return engine.perform(None, ShutDown(limit or row["ended"]), now_ms).ended
+            assert call is calls.ShutDown, call
+            return engine.perform(None, calls.ShutDown(limit or row["ended"]), now_ms).ended
 
 
 def operations_of(rows: list[Row]) -> OperationBatch:

@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from purgatory.engine.calls import (
-    Apply,
-    Call,
-    Cancel,
-    CancelAll,
-    CancelName,
-    Extend,
-    PassTime,
-    Pause,
-    Register,
-    ShutDown,
-)
+from purgatory.engine import calls
 from purgatory.engine.waiting.wakeups import UNLIMITED
 from tests.engine import plain
 from tests.engine.adapter import EngineUnderTest, pending_of
@@ -78,22 +67,22 @@ class Pair(EngineUnderTest):
             self.oracle.remove_owner(owner_id, self.now_ms)
         self.compare_ended()
 
-    def perform(self, owner_id: int, call: Call, rows: Sequence[Any] = (), work_max: int = UNLIMITED) -> Receipt:
+    def perform(self, owner_id: int, call: calls.Call, rows: Sequence[Any] = (), work_max: int = UNLIMITED) -> Receipt:
         """Perform a call. `rows` are the operations or events of its batch."""
         receipt = super().perform(owner_id, call, rows, work_max)
         if not self.has_oracle:
             self.compare_ended()
-        elif isinstance(call, PassTime | ShutDown):
+        elif isinstance(call, calls.PassTime | calls.ShutDown):
             self._compare_chosen(call, receipt)
         else:
             self._compare_answers(owner_id, call, rows, receipt)
             self.compare_ended()
         return receipt
 
-    def _compare_answers(self, owner_id: int, call: Call, rows: Sequence[Any], receipt: Receipt) -> None:
+    def _compare_answers(self, owner_id: int, call: calls.Call, rows: Sequence[Any], receipt: Receipt) -> None:
         now_ms, oracle = self.now_ms, self.oracle
         match call:
-            case Register():
+            case calls.Register():
                 answers = oracle.register(owner_id, rows, now_ms)
                 refused = {place: answer for place, answer in enumerate(answers) if answer > 0}
                 demand("refused registrations", {one.index: one.code for one in receipt.refusals}, refused)
@@ -101,7 +90,7 @@ class Pair(EngineUnderTest):
                 demand("known registrations", receipt.already_known, answers.count(-1))
                 demand("highest operation id", receipt.highest_operation_id, oracle.highest_ids[owner_id])
                 self.compare_marks({item.name for operation in rows for item in operation.items})
-            case Apply():
+            case calls.Apply():
                 told = [oracle.apply(event, now_ms) for event in rows]
                 refused_events = {place: one.refused for place, one in enumerate(told) if one.refused}
                 by_index = {one.index: (one.code, one.error_code) for one in receipt.refusals}
@@ -109,25 +98,25 @@ class Pair(EngineUnderTest):
                 demand("ended by event", receipt.ended_by_event, [one.ended for one in told])
                 demand("unchanged events", receipt.unchanged, sum(one.unchanged for one in told))
                 self.compare_marks({event.name for event in rows})
-            case Cancel(operation_ids=ids):
+            case calls.Cancel(operation_ids=ids):
                 demand("cancelled", receipt.were_pending, oracle.cancel(owner_id, ids, now_ms))
-            case CancelAll():
+            case calls.CancelAll():
                 demand("cancelled of owner", receipt.ended, oracle.cancel_all(owner_id, now_ms))
-            case CancelName(name=name):
+            case calls.CancelName(name=name):
                 demand("cancelled on a name", receipt.ended, oracle.cancel_name(name, now_ms))
                 self.compare_marks({name})
-            case Extend(operation_ids=ids, timeout_ms=timeout_ms):
+            case calls.Extend(operation_ids=ids, timeout_ms=timeout_ms):
                 demand("extended", receipt.were_pending, oracle.extend(owner_id, ids, timeout_ms, now_ms))
-            case Pause(pause_ms=ms) if not receipt.unchanged:
+            case calls.Pause(pause_ms=ms) if not receipt.unchanged:
                 oracle.paused_ms += ms
 
-    def _compare_chosen(self, call: PassTime | ShutDown, receipt: Receipt) -> None:
+    def _compare_chosen(self, call: calls.PassTime | calls.ShutDown, receipt: Receipt) -> None:
         """Of calls that end a number of operations, which the engine chooses: of those that are due, by deadline."""
         oracle, outcome = self.oracle, plain.SHUTTING_DOWN
         rows = self.take_ended()
         keys = [(row.owner_id, row.operation_id) for row in rows]
         due = dict.fromkeys(oracle.pending, 0)
-        if isinstance(call, PassTime):
+        if isinstance(call, calls.PassTime):
             due, outcome = oracle.due(self.now_ms), plain.EXPIRED
         demand("how many ended", receipt.ended, min(call.limit, len(due)))
         demand("who was not to end", sorted(set(keys) - set(due)), [])
@@ -205,7 +194,7 @@ class Pair(EngineUnderTest):
             pending = len(self.oracle.pending)
             next_ms = self.engine.next_expiration_ms()
             self.now_ms = max(next_ms, self.now_ms)
-            self.perform(-1, PassTime(UNLIMITED))
+            self.perform(-1, calls.PassTime(UNLIMITED))
             if len(self.oracle.pending) == pending and self.engine.next_expiration_ms() <= self.now_ms:
                 raise Difference(f"nothing expires at {self.now_ms}, and yet the reaper is to come again at once")
         self.compare_everything()

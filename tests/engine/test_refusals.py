@@ -9,20 +9,9 @@ from typing import Any
 
 import pytest
 
+from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
 from purgatory.engine.calls import Apply, Register
-from purgatory.engine.codes import (
-    FETCH,
-    HIGH_WATERMARK,
-    KEY_SIGNALLED,
-    KIND_NAMES,
-    KINDS,
-    PARTITION_REMOVED,
-    PRODUCE,
-    SIGNAL,
-    STORAGE_ONLINE,
-    UNKNOWN_TOPIC_OR_PARTITION,
-)
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION_COLUMNS, OperationColumn, columns_of
@@ -42,7 +31,7 @@ Refused = list[Refusal]
 def register(kind: int, engine: Engine | None = None, **columns: Any) -> Refused:  # noqa: ANN401 - columns of the batch
     """The refusals of a batch; by default of operation 1 on one partition or key."""
     engine = engine or Engine(EngineLimits(), 0)
-    names: dict[str, Any] = {"keys": ["a"]} if kind == SIGNAL else {"partitions": NAMES}
+    names: dict[str, Any] = {"keys": ["a"]} if kind == codes.SIGNAL else {"partitions": NAMES}
     batch = OperationBatch(columns.pop("operation_ids", [1]), **(names | columns))
     return engine.perform(engine.add_owner(), Register(kind, batch), 0).refusals
 
@@ -54,8 +43,8 @@ def event(event_type: int, **columns: Any) -> Refused:  # noqa: ANN401 - as abov
 
 BATCHES = Path(__file__).with_name("batches.txt")
 IN_BATCHES: dict[str, object] = {
-    "register": register, "event": event, "HIGH_WATERMARK": HIGH_WATERMARK, "KEY_SIGNALLED": KEY_SIGNALLED,
-    **{name: partial(register, kind) for kind, name in KIND_NAMES.items()},
+    "register": register, "event": event, "HIGH_WATERMARK": codes.HIGH_WATERMARK, "KEY_SIGNALLED": codes.KEY_SIGNALLED,
+    **{name: partial(register, kind) for kind, name in codes.KIND_NAMES.items()},
 }  # fmt: skip
 
 
@@ -77,7 +66,7 @@ def broken(kind: int, **columns: Any) -> tuple[str, str]:  # noqa: ANN401 - colu
     engine = Engine(EngineLimits(), 0)
     with pytest.raises(InvalidBatch) as refused:
         register(kind, engine, **columns)
-    assert (engine.inspection.counts(PRODUCE).registered, engine.partition_count) == (0, 0)
+    assert (engine.inspection.counts(codes.PRODUCE).registered, engine.partition_count) == (0, 0)
     return refused.value.field, str(refused.value)
 
 
@@ -87,7 +76,7 @@ WIRE_NAMES |= {"timeouts_ms": "timeout_ms", "item_counts": "item_count", "item_i
 
 @pytest.mark.parametrize("column", WIRE_NAMES)
 def test_column_of_the_wrong_length_refuses_the_batch(column: str) -> None:
-    field, message = broken(FETCH, operation_ids=[1, 2, 3], **{column: [1, 1]})
+    field, message = broken(codes.FETCH, operation_ids=[1, 2, 3], **{column: [1, 1]})
     assert field == WIRE_NAMES[column]
     assert message.endswith("has 2 values; it takes 3 (one for each row), 1 (for all) or none")
 
@@ -117,7 +106,9 @@ EVENT_COLUMN_NAMES = {column.batch_name: column.name for column in EVENT_COLUMNS
 def test_column_of_the_wrong_length_refuses_the_batch_of_events(column: str) -> None:
     columns: Any = {column: [None, None] if column == "replica_sets" else [0, 0]}
     with pytest.raises(InvalidBatch) as refused:
-        Engine(EngineLimits(), 0).perform(None, Apply(EventBatch([STORAGE_ONLINE] * 3, partitions=NAMES, **columns)), 0)
+        Engine(EngineLimits(), 0).perform(
+            None, Apply(EventBatch([codes.STORAGE_ONLINE] * 3, partitions=NAMES, **columns)), 0
+        )
     assert refused.value.field == EVENT_COLUMN_NAMES.get(column, column)
     takes = "3 or none" if column == "replica_sets" else "3 (one for each row), 1 (for all) or none"
     assert str(refused.value).endswith(f"has 2 values; it takes {takes}")
@@ -125,10 +116,10 @@ def test_column_of_the_wrong_length_refuses_the_batch_of_events(column: str) -> 
 
 def test_partition_that_is_removed_without_flags_has_not_moved() -> None:
     engine = Engine(EngineLimits(), 0)
-    assert register(PRODUCE, engine, offsets=[9]) == []
-    engine.perform(None, Apply(EventBatch([PARTITION_REMOVED], partitions=NAMES)), 0)
+    assert register(codes.PRODUCE, engine, offsets=[9]) == []
+    engine.perform(None, Apply(EventBatch([codes.PARTITION_REMOVED], partitions=NAMES)), 0)
     (completions,) = engine.take_completions()
-    assert list(completions.error_codes) == [UNKNOWN_TOPIC_OR_PARTITION]
+    assert list(completions.error_codes) == [codes.UNKNOWN_TOPIC_OR_PARTITION]
 
 
 def test_a_batch_to_fill_has_columns_of_its_own() -> None:
@@ -169,7 +160,7 @@ def test_uses_of_a_column_agree(column: OperationColumn) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", codes.KINDS)
 def test_a_kind_has_a_column_once(kind: int) -> None:
     names = [column.name for column in columns_of(kind)]
     assert len(set(names)) == len(names)

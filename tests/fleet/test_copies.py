@@ -28,14 +28,6 @@ from purgatory.replicated_log.entry import TABLES, Entry, Kind, pack_rows, unpac
 from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.replica import MARK, Replica
 from purgatory.replicated_log.replicated_log import Snapshot
-from purgatory.replicated_log.snapshots import (
-    SQLITE_HEADER,
-    SQLITE_MAGIC,
-    LastSnapshot,
-    find_last,
-    load_snapshot,
-    store_snapshot,
-)
 from tests.fleet.audit import audit, rows_of_file, rows_of_log
 from tests.fleet.log_contract import MemoryLog
 from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, group, log, standby_of
@@ -49,7 +41,7 @@ pytestmark = pytest.mark.slow  # several hundred files are opened
 
 HOUR_MS: Final = 3_600_000
 BOMB_BYTES: Final = 300_000_000
-HEADER: Final = SQLITE_HEADER.pack(SQLITE_MAGIC, 4_096, 3)
+HEADER: Final = snapshots.SQLITE_HEADER.pack(snapshots.SQLITE_MAGIC, 4_096, 3)
 GROUPS: Final = 10
 LAST: Final = GROUPS + 1
 """Position of the last one."""
@@ -241,7 +233,7 @@ def test_snapshot_of_a_damaged_file_is_not_stored(tmp_path: Path, is_torn: bool)
     log.put_snapshot = lambda position, chunks: stored.append(position)  # type: ignore[method-assign]
     follow(tmp_path, a_log())[0].release()
     path = tmp_path / "journal.db"
-    store_snapshot(path, log)
+    snapshots.store_snapshot(path, log)
     assert stored == [LAST]
     if is_torn:
         whole = path.read_bytes()
@@ -249,7 +241,7 @@ def test_snapshot_of_a_damaged_file_is_not_stored(tmp_path: Path, is_torn: bool)
     else:
         alter(path, "UPDATE dead_letters SET content = x'00'")
     with pytest.raises(JournalDamaged, match="damaged"):
-        store_snapshot(path, log)
+        snapshots.store_snapshot(path, log)
     assert stored == [LAST]
     assert not list(tmp_path.glob("snapshot*"))
 
@@ -293,10 +285,10 @@ def test_age_of_a_log_without_a_snapshot_is_that_of_its_first_entry(log: MemoryL
     first_ms = log.entries[0].logged_ms
     log.now_s += 60
     log.put(group(1, 5_000))
-    last = find_last(log)
+    last = snapshots.find_last(log)
     assert (last.position, last.age_s(log.entries[-1].logged_ms)) == (-1, 60)
     log.last_snapshot = lambda below=None: Snapshot(2, lambda: iter(()))  # type: ignore[method-assign]
-    assert find_last(log).age_s(first_ms + 90_000) == 30
+    assert snapshots.find_last(log).age_s(first_ms + 90_000) == 30
 
 
 class Leader:
@@ -320,9 +312,9 @@ async def test_a_snapshot_is_stored_when_the_last_is_old_or_much_was_appended(
     leader: Any = Leader(log.entries[0].logged_ms)
     stored: list[Path] = []
 
-    def store(database: Path, _log: MemoryLog) -> LastSnapshot:
+    def store(database: Path, _log: MemoryLog) -> snapshots.LastSnapshot:
         stored.append(database)
-        return find_last(log)
+        return snapshots.find_last(log)
 
     monkeypatch.setattr(extension, "CHECK_S", 0.001)
     monkeypatch.setattr(extension, "open_log", lambda *_: log)
@@ -343,7 +335,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """The chunks of a good snapshot."""
     folder, log = tmp_path_factory.mktemp("leader"), MemoryLog()
     follow(folder, a_log())[0].release()
-    assert store_snapshot(folder / DATABASE, log) == LAST
+    assert snapshots.store_snapshot(folder / DATABASE, log) == LAST
     return log.stored[0][1]
 
 
@@ -383,12 +375,12 @@ def test_snapshot_that_cannot_be_decoded_is_skipped(
     replica = Replica(tmp_path)
     tracemalloc.start()
     try:
-        assert load_snapshot(log, replica)
+        assert snapshots.load_snapshot(log, replica)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert replica.place.position == LAST
-    assert not load_snapshot(log, replica), "the file has it already"
+    assert not snapshots.load_snapshot(log, replica), "the file has it already"
     replica.release()
     assert peak_bytes < 20_000_000
     assert f"the snapshot of position {LAST + 5} cannot be used" in caplog.text
@@ -409,13 +401,13 @@ def test_snapshot_of_a_later_release_is_loaded_while_its_new_tables_have_no_rows
     with monkeypatch.context() as later:
         later.setattr(snapshots, "MIGRATIONS", (*sql_schema.MIGRATIONS, "its script"))
         later.setitem(sql_schema.READABLE_FROM, "later", TABLES + 1)
-        store_snapshot(file, log)
+        snapshots.store_snapshot(file, log)
     replica = Replica(tmp_path)
     if is_used:
         with pytest.raises(JournalTooNew, match=f"has version {TABLES + 1}.*versions up to {TABLES}.*or a newer one"):
-            load_snapshot(log, replica)
+            snapshots.load_snapshot(log, replica)
     else:
-        assert load_snapshot(log, replica)
+        assert snapshots.load_snapshot(log, replica)
     replica.release()
     if not is_used:
         assert rows_of_file(tmp_path) == (LAST, rows_of_log(audit(a_log()), LAST))
@@ -428,6 +420,6 @@ def test_snapshot_of_an_earlier_release_is_migrated(stored: list[bytes], tmp_pat
     alter(file, "PRAGMA user_version = 2")
     log.stored.append((LAST, [zlib.compress(file.read_bytes())]))
     replica = Replica(tmp_path)
-    assert load_snapshot(log, replica)
+    assert snapshots.load_snapshot(log, replica)
     assert (replica.place.position, replica.count("key_principals")) == (LAST, 0)
     replica.release()

@@ -24,20 +24,9 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import PurgatoryClientError
 
 from examples.secure_demo.authority import Authority
+from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal
 from purgatory.engine.calls import Apply, Register
-from purgatory.engine.codes import (
-    CANCELLED,
-    DELETE_RECORDS,
-    EXPIRED,
-    FENCED_LEADER_EPOCH,
-    FETCH,
-    HIGH_WATERMARK,
-    LEADER_APPEND,
-    PRODUCE,
-    REQUEST_TIMED_OUT,
-    SATISFIED,
-)
 from purgatory.engine.completions import Completions
 from purgatory.extensions.fleet.fleet_view import LEADING, FleetView
 from purgatory.service.histogram import Histogram
@@ -196,11 +185,11 @@ def events_receipt(next_index: int, unchanged: int = 0, refusals: list[Refusal] 
 
 
 END = st.tuples(
-    st.sampled_from([PRODUCE, FETCH, DELETE_RECORDS]),
-    st.sampled_from([SATISFIED, EXPIRED, CANCELLED]),
+    st.sampled_from([codes.PRODUCE, codes.FETCH, codes.DELETE_RECORDS]),
+    st.sampled_from([codes.SATISFIED, codes.EXPIRED, codes.CANCELLED]),
     st.sampled_from([0, 1, 70]),
     st.integers(0, 5),
-    st.lists(st.sampled_from([0, REQUEST_TIMED_OUT]), max_size=3),
+    st.lists(st.sampled_from([0, codes.REQUEST_TIMED_OUT]), max_size=3),
 )
 
 
@@ -210,13 +199,13 @@ def test_completions_are_counted_like_single_operations(ends: list[End], alike: 
     ends = ends[:1] * len(ends) if alike else ends
     metrics, single = Metrics(), Metrics()
     metrics.completed(Completed(None, "", completions_of(*ends)))
-    expired_partitions = Counter({PRODUCE: 0, DELETE_RECORDS: 0})
+    expired_partitions = Counter({codes.PRODUCE: 0, codes.DELETE_RECORDS: 0})
     for kind, outcome, waited_ms, lateness_ms, error_codes in ends:
         single.waits[kind, outcome].observe(waited_ms)
-        if outcome == EXPIRED:
+        if outcome == codes.EXPIRED:
             single.lateness[kind].observe(lateness_ms)
-            if kind != FETCH:
-                expired_partitions[kind] += error_codes.count(REQUEST_TIMED_OUT)
+            if kind != codes.FETCH:
+                expired_partitions[kind] += error_codes.count(codes.REQUEST_TIMED_OUT)
     for found, expected in ((metrics.waits, single.waits), (metrics.lateness, single.lateness)):
         assert {key: (one.cumulative(), one.sum_ms) for key, one in found.items()} == {
             key: (one.cumulative(), one.sum_ms) for key, one in expected.items()
@@ -226,8 +215,8 @@ def test_completions_are_counted_like_single_operations(ends: list[End], alike: 
 
 def test_events_are_counted_slice_by_slice() -> None:
     metrics = Metrics()
-    batch = EventBatch([HIGH_WATERMARK, HIGH_WATERMARK, LEADER_APPEND, 99])
-    fenced = Refusal(1, 9, "leader_epoch", "older", FENCED_LEADER_EPOCH)
+    batch = EventBatch([codes.HIGH_WATERMARK, codes.HIGH_WATERMARK, codes.LEADER_APPEND, 99])
+    fenced = Refusal(1, 9, "leader_epoch", "older", codes.FENCED_LEADER_EPOCH)
     metrics.called(Called(None, "", Apply(batch), events_receipt(2, 1, [fenced]), 0))
     unknown = Refusal(3, 3, "event", "unknown type 99")
     metrics.called(Called(None, "", Apply(batch, 2), events_receipt(4, 0, [unknown]), 0))
@@ -255,9 +244,9 @@ def test_refusals_are_counted_by_code_and_repeats_by_kind() -> None:
     metrics.refused([Refusal(0, 8, "", "")])
     receipt = Receipt()
     receipt.accepted, receipt.already_known = 10, 2
-    metrics.called(Called(None, "", Register(PRODUCE, OperationBatch([1])), receipt, 0))
+    metrics.called(Called(None, "", Register(codes.PRODUCE, OperationBatch([1])), receipt, 0))
     assert metrics.rejected[8] == 4
-    assert metrics.repeated[PRODUCE] == 2
+    assert metrics.repeated[codes.PRODUCE] == 2
 
 
 def test_bounds_are_inclusive_and_cumulative() -> None:

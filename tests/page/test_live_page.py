@@ -18,18 +18,7 @@ from purgatory_client.blocking import Client
 from purgatory.extensions.page.daemon_views import documentation_url
 from purgatory.service.access.tokens import add_token
 from tests.kit.daemon import DaemonProcess, StartDaemon, access_flags
-from tests.page.page_kit import (
-    CROWD,
-    SESSION,
-    TOPIC_OF_ITS_OWN,
-    URGENT,
-    WAITS,
-    register_one,
-    register_waits,
-    report,
-    size_of,
-    watched_page,
-)
+from tests.page import page_kit
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
@@ -60,14 +49,14 @@ EMPTY_PICTURES = Path(__file__).with_name("empty_pictures.js").read_text("utf-8"
 
 
 def test_waits_are_never_shown_as_none(browser: Browser, churning: DaemonProcess) -> None:
-    with watched_page(browser, churning.http_address, address="#/waits") as seen:
+    with page_kit.watched_page(browser, churning.http_address, address="#/waits") as seen:
         seen.page.wait_for_selector("#operations tbody th")
         assert seen.page.evaluate(EMPTY_PICTURES, PICTURES) == 0
         assert seen.sticking_out() == []
 
 
 def test_views_that_come_and_go_leave_nothing_behind(browser: Browser, churning: DaemonProcess) -> None:
-    with watched_page(browser, churning.http_address) as seen:
+    with page_kit.watched_page(browser, churning.http_address) as seen:
         sizes = []
         for _ in range(ROUNDS):
             for view in VIEWS:
@@ -76,7 +65,7 @@ def test_views_that_come_and_go_leave_nothing_behind(browser: Browser, churning:
                 seen.wait_live()
             seen.view("#/nonsense")
             seen.wait_for_text("h1", "No such view")
-            sizes.append(size_of(seen.page))
+            sizes.append(page_kit.size_of(seen.page))
         heap, nodes = zip(*sizes[1:], strict=True)
         assert max(nodes) < nodes[0] + 300, sizes
         assert max(heap) < heap[0] + 1_000, sizes
@@ -86,7 +75,7 @@ def test_an_empty_page_shows_a_first_wait_that_works(browser: Browser, start_dae
     """Also on a phone, the wait that the page shows becomes visible on it, the second command ends the wait, and both
     can be copied. The commands disappear once anything has been registered.
     """
-    with watched_page(browser, start_daemon().http_address, width=360) as seen:
+    with page_kit.watched_page(browser, start_daemon().http_address, width=360) as seen:
         seen.page.wait_for_selector("#first")
         wait, advance = seen.page.locator("#first pre").all_inner_texts()
         seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -118,32 +107,32 @@ def test_views_are_grey_without_their_daemon_and_continue_when_it_is_back(
     journal = ["--data-dir", str(tmp_path / "journal")]
     first = start_daemon(*journal, "--shutdown-grace-ms", "100")
     with Client(first.address) as client:
-        register_waits(client)
-    register_one(first, "followed", 300)
+        page_kit.register_waits(client)
+    page_kit.register_one(first, "followed", 300)
     with (
-        watched_page(browser, first.http_address, expected=GONE) as now,
-        watched_page(browser, first.http_address, expected=GONE, address=FOLLOWED) as operation,
-        watched_page(browser, first.http_address, expected=GONE, address="#/waits") as waits,
+        page_kit.watched_page(browser, first.http_address, expected=GONE) as now,
+        page_kit.watched_page(browser, first.http_address, expected=GONE, address=FOLLOWED) as operation,
+        page_kit.watched_page(browser, first.http_address, expected=GONE, address="#/waits") as waits,
     ):
-        now.wait_for_text("#pending", f"{WAITS + 1:,}")
+        now.wait_for_text("#pending", f"{page_kit.WAITS + 1:,}")
         operation.wait_for_text(".lead", "It is pending")
-        waits.wait_for_text("#found", f"{WAITS + 1:,} operations wait on")
+        waits.wait_for_text("#found", f"{page_kit.WAITS + 1:,} operations wait on")
         assert first.stop() == 0
         for seen in (now, operation, waits):
             seen.page.wait_for_selector('#state[data-state="away"]')
             seen.wait_for_text("#banner:not([hidden])", f"The daemon at {first.http_address} is unreachable.")
             assert seen.page.evaluate("() => getComputedStyle(document.querySelector('main')).filter") == "grayscale(1)"
         second = start_daemon(*journal, "--http-address", first.http_address)
-        register_one(second, "after", 5)
-        now.wait_for_text("#pending", f"{WAITS + 2:,}")
-        waits.wait_for_text("#found", f"{WAITS + 2:,} operations wait on")
+        page_kit.register_one(second, "after", 5)
+        now.wait_for_text("#pending", f"{page_kit.WAITS + 2:,}")
+        waits.wait_for_text("#found", f"{page_kit.WAITS + 2:,} operations wait on")
         operation.wait_live()
         operation.page.wait_for_selector("#banner", state="hidden")
         operation.wait_for_text(".lead", "It is pending")
-        report(second, 300)
+        page_kit.report(second, 300)
         operation.wait_for_text("#outcome", "satisfied")
         now.view("#/sessions")
-        now.wait_for_text("tbody th", SESSION)
+        now.wait_for_text("tbody th", page_kit.SESSION)
 
 
 def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon: StartDaemon, tmp_path: Path) -> None:
@@ -154,7 +143,7 @@ def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon:
     admin, waiter = add_token(tokens, "admin"), add_token(tokens, "waiter")
     daemon = start_daemon(*flags)
     expected = ("the server responded with a status of 40",)
-    with watched_page(browser, daemon.http_address, is_let_in=False, expected=expected) as seen:
+    with page_kit.watched_page(browser, daemon.http_address, is_let_in=False, expected=expected) as seen:
 
         def show(token: str) -> None:
             seen.page.wait_for_selector("#token[open]")
@@ -193,12 +182,12 @@ def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon:
         assert seen.page.get_attribute("#state", "data-state") == "refused"
 
 
-NAME = (TOPIC_OF_ITS_OWN, 0)
+NAME = (page_kit.TOPIC_OF_ITS_OWN, 0)
 
 
 def test_the_last_hour_has_time_axes(browser: Browser, daemon: DaemonProcess) -> None:
     """Five charts are drawn without another host, follow the theme, and their figures are in a table too."""
-    with watched_page(browser, daemon.http_address, address="#/hour") as seen:
+    with page_kit.watched_page(browser, daemon.http_address, address="#/hour") as seen:
         seen.wait_for_text("#hour-lead", "A point every ten seconds")
         assert seen.page.locator(".plot canvas").count() == 5
         seen.wait_for_text("tbody th", "Pending operations")
@@ -215,8 +204,8 @@ def test_the_last_hour_has_time_axes(browser: Browser, daemon: DaemonProcess) ->
 
 
 def test_charts_are_loaded_again_if_that_failed(browser: Browser, daemon: DaemonProcess) -> None:
-    missing, expected = f"#/operation?session={SESSION}&id=999999", ("404", "net::ERR_FAILED", "error: ")
-    with watched_page(browser, daemon.http_address, address=missing, expected=expected) as seen:
+    missing, expected = f"#/operation?session={page_kit.SESSION}&id=999999", ("404", "net::ERR_FAILED", "error: ")
+    with page_kit.watched_page(browser, daemon.http_address, address=missing, expected=expected) as seen:
         seen.wait_for_text(".lead", "It is not pending")
         assert seen.page.locator(".figures").is_hidden()
         seen.page.route("**/uPlot.iife.min.js", lambda route: route.abort(), times=1)
@@ -229,8 +218,8 @@ def test_charts_are_loaded_again_if_that_failed(browser: Browser, daemon: Daemon
 
 
 def test_ended_rows_are_not_drawn_again(browser: Browser, daemon: DaemonProcess) -> None:
-    with watched_page(browser, daemon.http_address, address="#/ends") as seen:
-        register_one(daemon, "ended-first", 1_000_000, timeout_ms=5)
+    with page_kit.watched_page(browser, daemon.http_address, address="#/ends") as seen:
+        page_kit.register_one(daemon, "ended-first", 1_000_000, timeout_ms=5)
         seen.wait_for_text("tbody th", "ended-first / 1")
         ended = seen.page.evaluate("""() => {
           const rows = [...document.querySelectorAll("tbody tr")];
@@ -241,13 +230,13 @@ def test_ended_rows_are_not_drawn_again(browser: Browser, daemon: DaemonProcess)
           return row.lastElementChild.textContent;
         }""")
         assert re.search(r"\d\d:\d\d:\d\d$", ended), ended
-        register_one(daemon, "ended-second", 1_000_000, timeout_ms=5)
+        page_kit.register_one(daemon, "ended-second", 1_000_000, timeout_ms=5)
         seen.wait_for_text("tbody th", "ended-second / 1")
         assert seen.page.evaluate("() => window.touched") == 0
 
 
 def test_the_wheel_stays_readable_with_many_operations(browser: Browser, crowded: DaemonProcess) -> None:
-    with watched_page(browser, crowded.http_address, address="#/wheel") as seen:
+    with page_kit.watched_page(browser, crowded.http_address, address="#/wheel") as seen:
         seen.page.wait_for_function(
             """(many) => {
               const rows = [...document.querySelectorAll("tbody tr:not([hidden])")];
@@ -255,7 +244,7 @@ def test_the_wheel_stays_readable_with_many_operations(browser: Browser, crowded
               const total = texts.reduce((sum, text) => sum + Number(text.replace(/[^0-9]/g, "")), 0);
               return total === many && !texts.some((text) => text.includes("≥"));
             }""",
-            arg=CROWD + URGENT,
+            arg=page_kit.CROWD + page_kit.URGENT,
         )
         rings = seen.page.locator("tbody tr:visible").count()
         assert (rings >= 5, seen.page.locator("path.sector").count()) == (True, 20 * rings)
@@ -269,11 +258,11 @@ def test_the_wheel_stays_readable_with_many_operations(browser: Browser, crowded
 
 def test_estimate_says_whether_a_wait_ends_in_time(browser: Browser, start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
-    register_one(daemon, "soon", 10_000)
-    register_one(daemon, "never", 1 << 40)
+    page_kit.register_one(daemon, "soon", 10_000)
+    page_kit.register_one(daemon, "never", 1 << 40)
     with (
-        watched_page(browser, daemon.http_address, address="#/waits") as waits,
-        watched_page(browser, daemon.http_address, address="#/operation?session=never&id=1") as never,
+        page_kit.watched_page(browser, daemon.http_address, address="#/waits") as waits,
+        page_kit.watched_page(browser, daemon.http_address, address="#/operation?session=never&id=1") as never,
         Client(daemon.address) as client,
     ):
         has_both = """() => {
@@ -293,7 +282,7 @@ def test_estimate_says_whether_a_wait_ends_in_time(browser: Browser, start_daemo
 
 def test_footer_links_to_the_documentation_of_the_package(browser: Browser, daemon: DaemonProcess) -> None:
     named = [url for url in metadata("purgatory-waits").get_all("Project-URL", []) if url.startswith("Documentation")]
-    with watched_page(browser, daemon.http_address) as seen:
+    with page_kit.watched_page(browser, daemon.http_address) as seen:
         seen.wait_for_text("#about", "Purgatory")
         link = seen.page.locator("#docs")
         assert (link.get_attribute("href") or "") == documentation_url()

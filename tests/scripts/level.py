@@ -6,20 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from purgatory.engine.calls import Call, Cancel, CancelAll, CancelName, Extend
 from tests.engine import plain
-from tests.scripts.language import (
-    EVENTS,
-    WAITS,
-    Line,
-    Script,
-    Words,
-    ended_texts,
-    events_of,
-    ids_of,
-    marks_texts,
-    name_of,
-    operations_of,
-    parts_of,
-)
+from tests.scripts import language
 
 STEP_MS: Final = 100
 """Time passes in steps of this length at every level, because a longer silence would be a pause of the daemon."""
@@ -100,57 +87,57 @@ class Level:
     # Running a script.
 
     @classmethod
-    def unsupported(cls, script: Script) -> str:
+    def unsupported(cls, script: language.Script) -> str:
         """Return why this level cannot express the script; empty if it can."""
-        verbs = {line.verb for line in script.lines} - {*WAITS, *EVENTS}
+        verbs = {line.verb for line in script.lines} - {*language.WAITS, *language.EVENTS}
         unknown = sorted(verb for verb in verbs if not hasattr(cls, f"do_{verb.replace('-', '_')}"))
         return f"no call for {', '.join(unknown)}" if unknown else ""
 
-    def run(self, script: Script) -> list[Line]:
-        return [Line(line.text, self.play(line)) for line in script.lines]
+    def run(self, script: language.Script) -> list[language.Line]:
+        return [language.Line(line.text, self.play(line)) for line in script.lines]
 
-    def play(self, line: Line) -> list[str]:
+    def play(self, line: language.Line) -> list[str]:
         output = self._call(line)
-        return output + ended_texts(self.ended())
+        return output + language.ended_texts(self.ended())
 
-    def _call(self, line: Line) -> list[str]:
-        parts = parts_of(line.text)
-        if line.verb in WAITS:
-            batches = [operations_of(part) for part in parts]
+    def _call(self, line: language.Line) -> list[str]:
+        parts = language.parts_of(line.text)
+        if line.verb in language.WAITS:
+            batches = [language.operations_of(part) for part in parts]
             receipt = self.register(batches[0][0], [operation for _, some in batches for operation in some])
             refused = refused_texts([(one.code, one.field) for one in receipt.refusals])
             return refused + counted("already known", receipt.already_known)
-        if line.verb in EVENTS:
-            refusals, unchanged = self.apply([event for part in parts for event in events_of(part)])
+        if line.verb in language.EVENTS:
+            refusals, unchanged = self.apply([event for part in parts for event in language.events_of(part)])
             return refused_texts(refusals) + counted("unchanged", unchanged)
         found: list[str] = getattr(self, f"do_{line.verb.replace('-', '_')}")(parts[0])
         return found
 
-    def do_cancel(self, part: Words) -> list[str]:
-        session, ids = ids_of(*part.words[1:])
+    def do_cancel(self, part: language.Words) -> list[str]:
+        session, ids = language.ids_of(*part.words[1:])
         return not_pending(self.change(session, Cancel(ids)).not_pending)
 
-    def do_extend(self, part: Words) -> list[str]:
-        session, ids = ids_of(*part.words[1:])
+    def do_extend(self, part: language.Words) -> list[str]:
+        session, ids = language.ids_of(*part.words[1:])
         return not_pending(self.change(session, Extend(ids, int(part.options["timeout"]))).not_pending)
 
-    def do_cancel_partition(self, part: Words) -> list[str]:
-        return counted("cancelled", self.change("", CancelName(name_of(part.words[1]))).cancelled)
+    def do_cancel_partition(self, part: language.Words) -> list[str]:
+        return counted("cancelled", self.change("", CancelName(language.name_of(part.words[1]))).cancelled)
 
-    def do_cancel_key(self, part: Words) -> list[str]:
+    def do_cancel_key(self, part: language.Words) -> list[str]:
         return counted("cancelled", self.change("", CancelName((part.words[1], -1))).cancelled)
 
-    def do_cancel_all(self, part: Words) -> list[str]:
+    def do_cancel_all(self, part: language.Words) -> list[str]:
         self.change(part.words[1], CancelAll())
         return []
 
-    def do_close(self, part: Words) -> list[str]:
+    def do_close(self, part: language.Words) -> list[str]:
         return counted("cancelled", self.close_session(part.words[1]))
 
-    def do_pass(self, part: Words) -> list[str]:
+    def do_pass(self, part: language.Words) -> list[str]:
         for ms in steps_of(int(part.words[1])):
             self.pass_time(ms)
         return []
 
-    def do_marks(self, part: Words) -> list[str]:
-        return marks_texts(self.marks(name_of(part.words[1])))
+    def do_marks(self, part: language.Words) -> list[str]:
+        return language.marks_texts(self.marks(language.name_of(part.words[1])))

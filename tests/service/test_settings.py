@@ -10,15 +10,7 @@ from purgatory import __version__
 from purgatory.cli.app import SUMMARIES, load
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import CommandLine, config_lines, read_command_line
-from purgatory.service.setting_sources import (
-    SettingsError,
-    environment_name,
-    flag_name,
-    load_settings,
-    setting_groups,
-    setting_names,
-    unknown_variables,
-)
+from purgatory.service import setting_sources
 from purgatory.service.settings import split_address
 from tests.kit.programs import serve_command
 from tests.kit.recorded import assert_recorded, assert_values_recorded, cases_of
@@ -53,14 +45,14 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path, monke
 
 def test_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PURGATORY_ENGINE_TICK_MS", "")
-    assert load_settings({}, ALL_SETTINGS).engine.tick_ms == 1
+    assert setting_sources.load_settings({}, ALL_SETTINGS).engine.tick_ms == 1
 
 
 def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    defaults = load_settings({}, ALL_SETTINGS)
-    for part in setting_groups(ALL_SETTINGS):
+    defaults = setting_sources.load_settings({}, ALL_SETTINGS)
+    for part in setting_sources.setting_groups(ALL_SETTINGS):
         for field, value in getattr(defaults, part):
-            monkeypatch.setenv(environment_name(f"{part}.{field}"), str(value))
+            monkeypatch.setenv(setting_sources.environment_name(f"{part}.{field}"), str(value))
     # The default conflicts with the certificate files, which are now set.
     monkeypatch.setenv("PURGATORY_TLS_CLIENT_AUTH", "required")
     monkeypatch.setenv("PURGATORY_INSECURE", "false")
@@ -78,7 +70,7 @@ def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatc
     sources = [line.rpartition("# ")[2] for line in config_lines(command_line) if "=" in line]
     assert sources
     assert [source for source in sources if not source.startswith("environment PURGATORY_")] == []
-    assert unknown_variables(ALL_SETTINGS) == []
+    assert setting_sources.unknown_variables(ALL_SETTINGS) == []
 
 
 def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
@@ -106,7 +98,7 @@ def test_print_config_hides_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert read("--config", str(tmp_path / "saved.toml")).settings.fleet == read().settings.fleet  # type: ignore[attr-defined]
     (tmp_path / "wrong.toml").write_text('[fleet]\nlog = ["postgresql://me:hunter2@h/log"]')
     monkeypatch.delenv("PURGATORY_FLEET_LOG")
-    with pytest.raises(SettingsError, match=r"fleet\.log") as refused:
+    with pytest.raises(setting_sources.SettingsError, match=r"fleet\.log") as refused:
         read("--config", str(tmp_path / "wrong.toml"))
     assert "hunter2" not in str(refused.value)
 
@@ -123,8 +115,8 @@ IS_A_GROUP = r"^grpc: is a group of settings; .* \(environment PURGATORY_GRPC\)$
 )
 def test_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=message):
-        load_settings({}, ALL_SETTINGS)
+    with pytest.raises(setting_sources.SettingsError, match=message):
+        setting_sources.load_settings({}, ALL_SETTINGS)
 
 
 def test_bad_file_is_refused(tmp_path: Path) -> None:
@@ -135,7 +127,7 @@ def test_bad_file_is_refused(tmp_path: Path) -> None:
     def reason(text: str) -> str:
         path = tmp_path / "purgatory.toml"
         path.write_text(text.replace("; ", "\n"))
-        with pytest.raises(SettingsError) as refused:
+        with pytest.raises(setting_sources.SettingsError) as refused:
             read("--config", str(path))
         return str(refused.value).replace(str(path), "purgatory.toml")
 
@@ -153,11 +145,11 @@ def test_misspelt_variables_are_found_but_foreign_ones_left_alone(monkeypatch: p
     monkeypatch.setenv("PURGATORY_PORT", "tcp://10.0.0.1:7440")
     monkeypatch.setenv("PURGATORY_PORT_7440_TCP_ADDR", "10.0.0.1")
     monkeypatch.setenv("PURGATORY_KAFKA_SASL_PASSWORD", "secret")
-    assert unknown_variables(ALL_SETTINGS) == [
+    assert setting_sources.unknown_variables(ALL_SETTINGS) == [
         "PURGATORY_ENGINE_TIK_MS: there is no such setting; did you mean PURGATORY_ENGINE_TICK_MS?",
         "PURGATORY_GC_TIDY_INTERVAL_MS: there is no such setting",
     ]
-    assert load_settings({}, ALL_SETTINGS).engine.tick_ms == 1
+    assert setting_sources.load_settings({}, ALL_SETTINGS).engine.tick_ms == 1
 
 
 def test_the_daemon_may_have_the_environment_of_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +159,8 @@ def test_the_daemon_may_have_the_environment_of_its_commands(monkeypatch: pytest
     assert "PURGATORY_ADDRESS" in variables
     for variable in variables:
         monkeypatch.setenv(variable, "http://purgatory")
-    assert load_settings({}, ALL_SETTINGS) == ALL_SETTINGS()
-    assert unknown_variables(ALL_SETTINGS) == []
+    assert setting_sources.load_settings({}, ALL_SETTINGS) == ALL_SETTINGS()
+    assert setting_sources.unknown_variables(ALL_SETTINGS) == []
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,8 +168,8 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     missing = [
         name
-        for name in setting_names(ALL_SETTINGS)
-        if flag_name(name) not in text or environment_name(name) not in text
+        for name in setting_sources.setting_names(ALL_SETTINGS)
+        if setting_sources.flag_name(name) not in text or setting_sources.environment_name(name) not in text
     ]
     assert missing == []
 
@@ -188,9 +180,9 @@ def test_version_is_one_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_names_are_unique_in_each_spelling() -> None:
-    names = setting_names(ALL_SETTINGS)
-    assert len({environment_name(name) for name in names}) == len(names)
-    assert len({flag_name(name) for name in names}) == len(names)
+    names = setting_sources.setting_names(ALL_SETTINGS)
+    assert len({setting_sources.environment_name(name) for name in names}) == len(names)
+    assert len({setting_sources.flag_name(name) for name in names}) == len(names)
 
 
 ADDRESSES = Path(__file__).with_name("addresses.txt")

@@ -19,14 +19,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from purgatory_client.errors import OutboxError, OutboxReason
 from purgatory_client.outbox import outbox_file
-from purgatory_client.outbox.outbox_file import (
-    ConfirmationRecord,
-    OpeningRecord,
-    OutboxFile,
-    Record,
-    RegistrationRecord,
-    ResultsRecord,
-)
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.test_blocking import environment
@@ -38,23 +30,23 @@ def outbox_error(reason: OutboxReason, match: str | None = None) -> pytest.Raise
     return pytest.raises(OutboxError, match=match, check=lambda error: error.reason is reason)
 
 
-def registration(first: int, operations: int = 1, tag: str = "", size: int = 5) -> RegistrationRecord:
-    return RegistrationRecord(first, operations, operations > 1, tag, 1_700_000_000.25, b"x" * size)
+def registration(first: int, operations: int = 1, tag: str = "", size: int = 5) -> outbox_file.RegistrationRecord:
+    return outbox_file.RegistrationRecord(first, operations, operations > 1, tag, 1_700_000_000.25, b"x" * size)
 
 
-def arrived(*operation_ids: int) -> ResultsRecord:
+def arrived(*operation_ids: int) -> outbox_file.ResultsRecord:
     batch = wire.ResultBatch(first_sequence=1)
     batch.columns.operation_id.extend(operation_ids)
-    return ResultsRecord(batch.SerializeToString())
+    return outbox_file.ResultsRecord(batch.SerializeToString())
 
 
 def test_a_second_client_is_told_who_has_the_file(tmp_path: Path) -> None:
     """A second client, in this process or another, fails with the process id; a killed owner leaves no
     lock.
     """
-    file = OutboxFile(tmp_path / "o.db")
+    file = outbox_file.OutboxFile(tmp_path / "o.db")
     with outbox_error(OutboxReason.IN_USE, match=f"in use by process {os.getpid()}"):
-        OutboxFile(tmp_path / "o.db")
+        outbox_file.OutboxFile(tmp_path / "o.db")
     file.close()
     code = "import sys; from purgatory_client.outbox.outbox_file import OutboxFile; file = OutboxFile(sys.argv[1])"
     with subprocess.Popen(
@@ -67,16 +59,16 @@ def test_a_second_client_is_told_who_has_the_file(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "up\n"
         with outbox_error(OutboxReason.IN_USE, match=f"in use by process {holder.pid}"):
-            OutboxFile(tmp_path / "o.db")
+            outbox_file.OutboxFile(tmp_path / "o.db")
         holder.kill()
-    OutboxFile(tmp_path / "o.db").close()
+    outbox_file.OutboxFile(tmp_path / "o.db").close()
 
 
 def test_a_file_of_another_kind_is_refused_and_not_changed(tmp_path: Path) -> None:
     text = tmp_path / "text.db"
     text.write_text("not a database, and long enough to be looked at as one" * 100)
     with outbox_error(OutboxReason.DAMAGED, match="damaged"):
-        OutboxFile(text)
+        outbox_file.OutboxFile(text)
     assert text.read_text().startswith("not a database")
 
 
@@ -89,12 +81,12 @@ def test_a_file_that_is_not_as_written_is_refused(tmp_path: Path) -> None:
     def reason(statement: str) -> str:
         path = tmp_path / "o.db"
         path.unlink(missing_ok=True)
-        with closing(OutboxFile(path)) as file:
+        with closing(outbox_file.OutboxFile(path)) as file:
             file.commit([registration(1), registration(2), arrived(1)])
         with closing(sqlite3.connect(path)) as database, database:
             database.execute(statement)
         with pytest.raises(OutboxError) as refused:
-            OutboxFile(path)
+            outbox_file.OutboxFile(path)
         return f"{refused.value.reason.name}: {refused.value}".replace(str(path), "o.db")
 
     assert_recorded(DAMAGES, map(reason, cases_of(DAMAGES)))
@@ -104,24 +96,24 @@ def test_an_incarnation_that_others_made_is_refused(tmp_path: Path) -> None:
     """If the session has operations in an incarnation that this file never opened, they belong to another copy,
     whatever their ids. An incarnation without operations is recorded.
     """
-    with closing(OutboxFile(tmp_path / "o.db")) as file:
+    with closing(outbox_file.OutboxFile(tmp_path / "o.db")) as file:
         file.commit([registration(1)])
         for incarnation, highest in (("a", 0), ("a", 1), ("b", 0), ("b", 1)):
-            file.commit([OpeningRecord(incarnation, highest)])
+            file.commit([outbox_file.OpeningRecord(incarnation, highest)])
         with outbox_error(OutboxReason.COPIED):
-            file.commit([OpeningRecord("c", 1)])
+            file.commit([outbox_file.OpeningRecord("c", 1)])
         assert file.registrations() == [registration(1)]
         assert file.incarnation == "b"
 
 
-def limit_pages(file: OutboxFile, pages: int = 20) -> None:
+def limit_pages(file: outbox_file.OutboxFile, pages: int = 20) -> None:
     """Limit the file's size in pages until it is reopened: SQLite then behaves as on a full disk."""
     file._opened().execute(f"PRAGMA max_page_count = {pages}")
 
 
 def test_a_folder_that_is_not_there_is_unwritable(tmp_path: Path) -> None:
     with outbox_error(OutboxReason.UNWRITABLE, match="No such file"):
-        OutboxFile(tmp_path / "nowhere" / "o.db")
+        outbox_file.OutboxFile(tmp_path / "nowhere" / "o.db")
 
 
 NEVER_GIVEN = 10**9
@@ -140,17 +132,17 @@ class OutboxFileMachine(RuleBasedStateMachine):
         self.skipping.setattr(outbox_file, "secrets", SimpleNamespace(randbelow=lambda _limit: 3))
         self.path = self.folder / "0" / "o.db"
         self.path.parent.mkdir()
-        self.file = OutboxFile(self.path)
+        self.file = outbox_file.OutboxFile(self.path)
         self.session_id = self.file.session_id
         self.next_id = self.stored_next_id = 1
         """The ids skipped when opening are stored by the next commit."""
         self.given: set[int] = set()
         self.removed = 0
-        self.unconfirmed: dict[int, RegistrationRecord] = {}
+        self.unconfirmed: dict[int, outbox_file.RegistrationRecord] = {}
         self.kept: list[tuple[bytes, set[int]]] = []
         self.answered: set[int] = set()
 
-    def commit(self, items: list[Record], *, full: bool) -> bool:
+    def commit(self, items: list[outbox_file.Record], *, full: bool) -> bool:
         """Commit, possibly on a full disk. Returns whether the records were written."""
         if full:
             limit_pages(self.file)
@@ -164,7 +156,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), tag=st.text(max_size=3), full=st.booleans())
     def register(self, sizes: list[int], tag: str, full: bool) -> None:
-        made: dict[int, RegistrationRecord] = {}
+        made: dict[int, outbox_file.RegistrationRecord] = {}
         next_id = self.next_id
         for size in sizes:
             made[next_id] = registration(next_id, size, tag)
@@ -197,7 +189,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
     @rule(data=st.data(), full=st.booleans())
     def confirm(self, data: st.DataObject, full: bool) -> None:
         firsts = data.draw(st.lists(st.sampled_from(sorted(self.unconfirmed)), min_size=1, max_size=3))
-        if not self.commit([ConfirmationRecord(first) for first in firsts], full=full):
+        if not self.commit([outbox_file.ConfirmationRecord(first) for first in firsts], full=full):
             return
         for first in firsts:
             if first in self.unconfirmed:
@@ -214,7 +206,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
             shutil.copytree(self.path.parent, copied)
             self.path = copied / "o.db"
         self.file.close()
-        self.file = OutboxFile(self.path)
+        self.file = outbox_file.OutboxFile(self.path)
         assert self.file.next_operation_id > max(self.given, default=0)
         self.next_id = self.file.next_operation_id
 
@@ -223,11 +215,11 @@ class OutboxFileMachine(RuleBasedStateMachine):
         """The daemon reports its highest id. If this file never assigned it, it belongs to another copy."""
         highest = data.draw(st.integers(0, self.next_id + 3))
         if highest in self.given or highest <= self.removed:
-            self.commit([OpeningRecord("a", highest)], full=False)
+            self.commit([outbox_file.OpeningRecord("a", highest)], full=False)
             return
         self.next_id = self.stored_next_id
         with outbox_error(OutboxReason.COPIED, match=f"operation {highest} "):
-            self.file.commit([OpeningRecord("a", highest)])
+            self.file.commit([outbox_file.OpeningRecord("a", highest)])
 
     @invariant()
     def as_the_model(self) -> None:

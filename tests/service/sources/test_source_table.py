@@ -12,19 +12,8 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.budget.shares import Shares
 from purgatory.service.settings import HostSettings
-from purgatory.service.sources import ends_asked
+from purgatory.service.sources import ends_asked, source_table
 from purgatory.service.sources.ends_asked import EndsAnswer, EndsAsked, EndsQuestion, LogEnd
-from purgatory.service.sources.source_table import (
-    DETACHED,
-    LIVE,
-    LOADING,
-    SILENT_MS_MAX,
-    STALE,
-    SourceStream,
-    SourceTable,
-    StaleIndex,
-    Unseen,
-)
 
 TOPICS = ("k/a", "k/ab", "k/b", "p/a", "x")
 PREFIXES = ("k/", "k/a", "k/b", "p/", "k")
@@ -45,11 +34,11 @@ entries = st.lists(
 )
 
 
-def index_of(reported: list[Entry], now_ms: int) -> StaleIndex:
+def index_of(reported: list[Entry], now_ms: int) -> source_table.StaleIndex:
     """Convert a report's entries to the daemon's index."""
-    index = StaleIndex()
+    index = source_table.StaleIndex()
     for prefix, exact, partitions, stale_ms in reported:
-        index.add(prefix, exact, partitions, Unseen(now_ms - stale_ms, "why"))
+        index.add(prefix, exact, partitions, source_table.Unseen(now_ms - stale_ms, "why"))
     return index
 
 
@@ -85,7 +74,7 @@ class Said:
         return self.reports[-1][0] if self.reports else self.attached_ms
 
     def is_away(self, now_ms: int) -> bool:
-        return self.ended_ms is not None or now_ms - self.heard_ms() > SILENT_MS_MAX
+        return self.ended_ms is not None or now_ms - self.heard_ms() > source_table.SILENT_MS_MAX
 
     def feeds(self, mark: tuple[str, int]) -> bool:
         return any(mark[0].startswith(prefix) for prefix in self.prefixes)
@@ -101,9 +90,9 @@ class Sources(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = SourceTable()
+        self.table = source_table.SourceTable()
         self.now_ms = 1_000_000
-        self.streams: list[tuple[SourceStream, Said]] = []
+        self.streams: list[tuple[source_table.SourceStream, Said]] = []
         self.all_told: list[Said] = []
 
     @rule(name=st.sampled_from(["one", "two"]), prefixes=st.lists(st.sampled_from(PREFIXES), min_size=1, max_size=2))
@@ -117,7 +106,9 @@ class Sources(RuleBasedStateMachine):
     @rule(place=st.integers(0, 10), reported=entries)
     def report(self, place: int, reported: list[Entry]) -> None:
         stream, told = self.streams[place % len(self.streams)]
-        stream.report(STALE if reported else LIVE, "", 0, index_of(reported, self.now_ms), self.now_ms)
+        stream.report(
+            source_table.STALE if reported else source_table.LIVE, "", 0, index_of(reported, self.now_ms), self.now_ms
+        )
         told.reports.append((self.now_ms, reported))
 
     @precondition(lambda self: self.streams)
@@ -127,7 +118,7 @@ class Sources(RuleBasedStateMachine):
         self.table.detach(told.name, "", stream, self.now_ms)
         told.ended_ms = self.now_ms
 
-    @rule(ms=st.sampled_from([1, 500, 2_000, SILENT_MS_MAX, SILENT_MS_MAX + 1, 60_000]))
+    @rule(ms=st.sampled_from([1, 500, 2_000, source_table.SILENT_MS_MAX, source_table.SILENT_MS_MAX + 1, 60_000]))
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
 
@@ -153,7 +144,7 @@ class Sources(RuleBasedStateMachine):
     def counts_what_is_attached(self) -> None:
         assert self.table.attached == len(self.streams)
         for source in self.table:
-            assert (source.state_at(self.now_ms) == DETACHED) == (not source.streams)
+            assert (source.state_at(self.now_ms) == source_table.DETACHED) == (not source.streams)
 
 
 TestSources = Sources.TestCase
@@ -161,7 +152,7 @@ TestSources.settings = settings(max_examples=60, stateful_step_count=30, deadlin
 
 
 def test_only_so_many_that_are_gone_are_remembered() -> None:
-    table = SourceTable(remembered_max=2)
+    table = source_table.SourceTable(remembered_max=2)
     streams = [table.attach(str(number), "", [f"t{number}/"], 0) for number in range(4)]
     for number in (3, 1, 0):
         table.detach(str(number), "", streams[number], 1_000)
@@ -171,7 +162,7 @@ def test_only_so_many_that_are_gone_are_remembered() -> None:
 
 
 def test_principal_with_the_most_gone_sources_is_forgotten_first() -> None:
-    table = SourceTable(remembered_max=3)
+    table = source_table.SourceTable(remembered_max=3)
     for principal, number in [("ann", 0), *(("bob", number) for number in range(20))]:
         table.detach(f"s{number}", principal, table.attach(f"s{number}", principal, [f"{principal}/"], 0), 1_000)
     assert [(source.principal, source.name) for source in table] == [("ann", "s0"), ("bob", "s18"), ("bob", "s19")]
@@ -179,10 +170,10 @@ def test_principal_with_the_most_gone_sources_is_forgotten_first() -> None:
 
 
 def test_what_has_just_been_attached_is_loading() -> None:
-    table = SourceTable()
+    table = source_table.SourceTable()
     table.attach("a", "", ["k/"], 0)
     (source,) = table
-    assert source.state_at(5) == LOADING
+    assert source.state_at(5) == source_table.LOADING
     stale = table.stale(("k/a", 0), 5)
     assert stale is not None
     assert stale.reason == "the source a has not reported yet"
