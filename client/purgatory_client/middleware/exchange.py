@@ -4,6 +4,7 @@ that could not wait, and error answers.
 Tokens come from callers, so everything in them is checked, and the daemon checks the rest.
 """
 
+import asyncio
 import json
 import logging
 import math
@@ -34,6 +35,8 @@ POSITIONS_MAX: Final = 2_000
 """Positions in the tokens of one request together, as many as a wait may have by default."""
 LATE_S_MAX: Final = 2.0
 """Seconds after the timeout of a wait in which the daemon must answer; then it counts as unreachable."""
+SERVERS_S_MAX: Final = 1.0
+"""Seconds for which a request waits, once its positions are reached, to learn which servers have them."""
 EPOCHS_S_MAX: Final = 1.0
 """Seconds for which a response waits for the epochs of its token."""
 ENDED: Final = frozenset({3, 74})
@@ -93,7 +96,8 @@ class Exchange:
         awaited: Those of them that this application waits for.
         written: The positions that the handler has reported with `wrote`.
         stale: Why the caller's writes may be missing: "not-reached" or "unavailable". Empty: they can be read.
-        from_primary: Whether the handler should read from the primary, because the wait has failed.
+        from_primary: Whether the handler should read from the primary: the wait has failed, or the daemon has not said
+            which servers have the positions.
         must_wait: Whether the wait for the positions is still to come.
         reached_on: The servers that have the awaited positions, by database: {"pg/main": {"r1", "r2"}}.
     """
@@ -267,7 +271,14 @@ class Middleware(Generic[Client]):
     async def _wait(self, client: AsyncClient, exchange: Exchange) -> Answer | None:
         result = await client.wait_for(exchange.awaited, timeout=self.timeout, fail_when_stale=self.fail_when_stale)
         if (answer := exchange.judge(result)) is None:
-            exchange.reached_on = await client.reached_on(result)
+            try:
+                async with asyncio.timeout(SERVERS_S_MAX):
+                    exchange.reached_on = await client.reached_on(result)
+            except (TimeoutError, errors.PurgatoryClientError) as error:  # the wait itself has succeeded
+                _logger.warning(
+                    "a request reads from the primary: no answer on which servers have its write: %r", error
+                )
+                exchange.from_primary = True
         return answer
 
     async def _with_epochs(self, client: AsyncClient, written: Positions) -> Positions:

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import pytest
 from purgatory_client import AsyncClient, Client
-from purgatory_client.middleware import readable_replicas
+from purgatory_client.middleware import asgi, exchange, readable_replicas
+from purgatory_client.results import Result
 from purgatory_client.sources.position_tokens import Positions
 
 from purgatory.service.access.tokens import add_token
 from tests.client.middleware.test_middleware import App, both, visiting
 from tests.kit.daemon import DaemonProcess, access_flags
+from tests.kit.proxy import BOTH, FaultyProxy
 
 SOURCE = "3e11fa47-71ca-11e1-9e33-000000000001"
 
@@ -75,3 +78,25 @@ async def test_service_that_may_not_observe_reads_from_the_primary(app: App, tmp
         async with visiting(app, daemon.address, token=token) as visit:
             answer = await visit("GET", "/read", Positions({"pg/main/any": 10}).token)
     assert (answer.status, answer.body) == (200, b"read from primary")
+
+
+async def test_request_whose_servers_are_not_listed_reads_from_the_primary(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is cut once the wait has ended, which is no reason to refuse the request."""
+    monkeypatch.setattr(exchange, "SERVERS_S_MAX", 0.1)
+    await report(client)
+    async with FaultyProxy(client.address) as proxy:
+
+        class CutOff(AsyncClient):
+            async def reached_on(self, result: Result) -> dict[str, frozenset[str]]:
+                proxy.hold(BOTH)
+                return await super().reached_on(result)
+
+        async with CutOff(proxy.address) as cut_off:
+            middleware = asgi.ReadYourWrites(None, cut_off)
+            admitted = await middleware.admit(cut_off, [Positions({"pg/main/any": 10}).token])
+            proxy.heal()
+    assert isinstance(admitted, exchange.Exchange)
+    assert (admitted.readable_replicas("pg/main", ["r1"]), admitted.stale) == ([], "")
+    assert middleware.counts == {"reached": 1}
