@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from purgatory.engine.calls import EXTEND
 from purgatory_pipeline.engine_rows.row_chunk import Column
 
 NOTHING: Final = np.empty(0, np.int64)
@@ -34,7 +35,7 @@ def steps(call: Column, time: Column, code: Column | int, count: Column | int = 
 def merged(parts: Sequence[TapeSteps], *, by_time: bool) -> tuple[list[int], list[int], list[int]]:
     """Codes, times and counts of all steps by call, or by time and then call.
 
-    Neighbours with the same code and instant become one step.
+    Neighbours with the same code and instant become one step, but extensions do not: each has its own timeout.
     """
     call, time, code, count = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("call", "time", "code", "count")
@@ -45,5 +46,6 @@ def merged(parts: Sequence[TapeSteps], *, by_time: bool) -> tuple[list[int], lis
     time, code, count = time[order], code[order], count[order]
     if not len(order):
         return [], [], []
-    first = np.flatnonzero(np.concatenate([[True], (time[1:] != time[:-1]) | (code[1:] != code[:-1])]))
+    is_next = (time[1:] != time[:-1]) | (code[1:] != code[:-1]) | (code[1:] == EXTEND)
+    first = np.flatnonzero(np.concatenate([[True], is_next]))
     return code[first].tolist(), time[first].tolist(), np.add.reduceat(count, first).tolist()
