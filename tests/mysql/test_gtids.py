@@ -78,8 +78,8 @@ class Group(GtidGroup):
         self._own = {"p": p, "r": r}
         self.marks: dict[str, int | None] = {}
 
-    def see(self, server: str, text: str, now: float, blocks: str = "") -> None:
-        state = ServerState(self._own[server], executed_of(text), blocks)
+    def see(self, server: str, text: str, now: float, group: str = "") -> None:
+        state = ServerState(self._own[server], executed_of(text), group, is_in_blocks=True)
         self.marks |= {one.topic: one.offset for one in self.observe(server, state, now)}
 
     def reason(self, mark: str, now: float) -> str:
@@ -99,7 +99,10 @@ def test_gap_holds_the_position_and_is_stale_after_a_while() -> None:
 
 def test_group_that_assigns_blocks_is_stale_with_the_option() -> None:
     group, name = Group(), "cccccccc-71ca-11e1-9e33-c80aa9429562"
-    group.see("r", f"{name}:1-5:1000001-1000009", 1.0, blocks=name)
+    group.see("r", f"{name}:1-5:1000001-1000009", 1.0, name)
+    assert group.writers(name) == []
+    group.see("p", f"{name}:1-5", 1.0, name)
+    assert group.writers(name) == ["p", "r"]
     assert "block_size=1" in group.reason(f"r/{name}", 1.0)
 
 

@@ -23,11 +23,13 @@ _ENDED_S: Final = 2.0
 
 
 class ServerState(NamedTuple):
-    """The answer of a server. `own`: its UUID, or its server id. `blocks`: a group that assigns numbers in blocks."""
+    """The answer of a server. `own`: its UUID, or its server id. `group`: the one that it is in, by UUID."""
 
     own: str
     executed: Mapping[str, Executed]
-    blocks: str = ""
+    group: str = ""
+    is_in_blocks: bool = False
+    """Whether each member of the group numbers its transactions in a block of its own."""
 
 
 @dataclass(slots=True)
@@ -135,6 +137,13 @@ class GtidGroup:
         source = self._sources.get(key)
         return None if source is None else next((name for name in self._servers if self._writes(name, key)), None)
 
+    def writers(self, key: str) -> list[str]:
+        """The servers of which one writes this source: its origin, or all of a group that can all be seen."""
+        origin, states = self.origin(key), [one.state for one in self._servers.values()]
+        if origin is None and all(state and state.group == key.partition(":")[0] for state in states):
+            return list(self._servers)
+        return [origin] if origin else []
+
     def _source(self, key: str, now: float) -> _Source:
         if key not in self._sources:
             shares = {name: _Share(self._positions.get(f"{name}/{key}", -1), now) for name in self._servers}
@@ -212,7 +221,7 @@ class GtidGroup:
             share.position = executed.position
         if share.stale and is_new:
             share.position = 0
-        elif not share.stale and is_gap and state.blocks == executed.writer:
+        elif not share.stale and is_gap and state.is_in_blocks and state.group == executed.writer:
             share.stale = "the group assigns numbers in blocks; set group_replication_gtid_assignment_block_size=1"
         elif not share.stale and share.gap_since is not None and now - share.gap_since > _GAP_S:
             share.stale = f"it lacks transaction {executed.position + 1}, but has later ones; see docs/mysql.md"

@@ -72,16 +72,15 @@ class ServerReader:
             ((mode, text),) = self._rows("SELECT @@GLOBAL.gtid_mode, @@GLOBAL.gtid_executed")
             if mode != "ON":
                 raise Unreadable("its gtid_mode is not ON", is_refused=True)
-            own, blocks = self._identity["server_uuid"].lower(), ""
-            if self._identity.get("group_replication_gtid_assignment_block_size", "1") != "1":
-                blocks = self._identity["group_replication_group_name"].lower()
+            own = self._identity["server_uuid"].lower()
         else:
-            blocks = ""
             ((text, own),) = self._rows("SELECT @@GLOBAL.gtid_current_pos, @@GLOBAL.server_id")
         executed = executed_of(text)
         if len(executed) > _SOURCES_MAX or any(one.newest > POSITION_MAX for one in executed.values()):
             raise Unreadable(f"it has more than {_SOURCES_MAX} sources, or a number above {POSITION_MAX}")
-        return ServerState(str(own), executed, blocks)
+        group = self._identity.get("group_replication_group_name", "").lower()
+        is_in_blocks = self._identity.get("group_replication_gtid_assignment_block_size", "1") != "1"
+        return ServerState(str(own), executed, group, is_in_blocks)
 
     def _rows(self, query: str) -> Sequence[Any]:
         assert self._connection is not None
@@ -151,17 +150,19 @@ class MysqlSource(PolledSource[ServerState]):
         return self._readers if server in DERIVED else {server} & self._readers.keys()
 
     async def ends(self, names: Sequence[str]) -> list[End]:
-        """The newest transaction of each source at its own server, read after the call began. Raises SourceStale."""
+        """The newest transaction of each source at its own server, or at any of its group, read after the call began.
+        Raises SourceStale.
+        """
         ends = []
         for name in names:
             key = name.removeprefix(self.prefix).partition("/")[2]
-            origin = self._group.origin(key)
-            if origin is None:
+            writers = self._group.writers(key)
+            if not writers:
                 raise SourceStale(f"{name}: the server that writes {key} is not available or not listed")
-            state = await self.asked(origin)
-            if self._group.origin(key) != origin or key not in state.executed:
-                raise SourceStale(f"{name}: {origin} no longer writes {key}")
-            ends.append(End(name, 0, state.executed[key].newest))
+            states = [await self.asked(one) for one in writers]
+            if self._group.writers(key) != writers or any(key not in state.executed for state in states):
+                raise SourceStale(f"{name}: {writers[0]} no longer writes {key}")
+            ends.append(End(name, 0, max(state.executed[key].newest for state in states)))
         return ends
 
 
