@@ -231,12 +231,12 @@ class MarkReplicator:
         if known is None or known[0] < epoch:
             if not self._has_looked_at(daemon, name, known, lineage):
                 return  # `on_daemon_mark` makes it due again
-            # The order matters: the epoch must fence the old lineage before the mark is lowered, and the mark must be
-            # lowered before the new value is sent. Otherwise a wait could complete with an offset of the old lineage.
+            # One event must fence the old lineage and lower the mark, before the new value is sent. Otherwise a wait
+            # could complete with an offset of the old lineage: a change of leadership travels in another message.
+            if known is not None and known[1] > offset:
+                batch.append((name, events.truncation(name, offset, leader_epoch=epoch)))
             batch.append((name, events.leadership(name, is_leader=True, leader_epoch=epoch)))
             if known is not None:
-                if known[1] > offset:
-                    batch.append((name, events.truncation(name, offset, leader_epoch=epoch)))
                 # Two connectors may publish the same break concurrently; the second truncation then lowers a value that
                 # the first one published after its own. Reading the mark back later repairs that.
                 daemon.to_look_at_later[name] = now + SETTLE_S
