@@ -118,7 +118,7 @@ class LocalMariaDB:
         self.process.wait()
 
 
-_MYSQLD = os.environ.get("PURGATORY_MYSQLD") or shutil.which("mysqld")
+_MYSQLD = os.environ.get("PURGATORY_TEST_MYSQLD") or shutil.which("mysqld")
 
 
 class LocalMySQL(LocalMariaDB):
@@ -165,7 +165,7 @@ only_mysql = pytest.mark.parametrize("kind", [LocalMySQL], indirect=True, ids=["
 def kind(request: pytest.FixtureRequest) -> type[LocalMariaDB]:
     kind: type[LocalMariaDB] = request.param
     if kind.program is None:
-        advice = "install mariadb-server; for MySQL, .ci/mysql makes a command for PURGATORY_MYSQLD"
+        advice = "install mariadb-server; for MySQL, .ci/mysql makes a command for PURGATORY_TEST_MYSQLD"
         skip_unless_required(kind.name.upper(), f"no server of {kind.name} found: {advice}")
     return kind
 
