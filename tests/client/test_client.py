@@ -39,7 +39,7 @@ async def test_satisfied_wait_has_a_result_for_each_partition(client: AsyncClien
 
 
 async def test_waits_without_a_timeout_get_the_one_of_a_file(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """By kind, topic and caller; a wait with a timeout keeps it."""
+    """Timeouts depend on kind, topic and caller; a wait with a timeout keeps it."""
     rows = (("produce", "advised", "", 20), ("signal", "", "", 30), ("produce", "advised", "ann", 10))
     file = tmp_path / "timeouts.toml"
     table = '[[timeout]]\nkind = "{}"\ntopic = "{}"\nprincipal = "{}"\ntimeout_ms = {}\n'

@@ -119,7 +119,7 @@ def test_a_merge_waits_for_both(first: dict, second: dict, state: dict) -> None:
 
 @given(SMALL, SMALL, SMALL)
 def test_a_merge_is_the_lowest_that_includes_both(first: dict, second: dict, third: dict) -> None:
-    """Whatever includes both positions includes their merge."""
+    """Any position that includes both also includes their merge."""
     a, b, c = map(positions, (first, second, third))
     assert not (a <= c and b <= c) or a.merge(b) <= c
 

@@ -1,11 +1,11 @@
-"""What a release promises to the next one: docs/compatibility.md, with a test for each surface."""
+"""The promises of docs/compatibility.md from one release to the next, with a test for each surface."""
 
 import zipfile
 from pathlib import Path
 from typing import Final
 
 RELEASED: Final = Path(__file__).parent / "fixtures" / "0.1.0"
-"""What the last release has published and written."""
+"""Packages that the last release published, and files that it wrote."""
 
 
 def unpack_release(folder: Path) -> dict[str, str]:

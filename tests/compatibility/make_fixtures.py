@@ -140,7 +140,7 @@ def run_stream(folders: StreamFolders, environment: Mapping[str, str] = EXECUTE)
 
 
 def make_stream(folder: Path, work: Path, environment: Mapping[str, str] = EXECUTE) -> None:
-    """A stream's checkpoint with 15 pending waits, the files that end them, and what the stream then wrote."""
+    """A stream's checkpoint with 15 pending waits, the files that end them, and the outcomes that it then wrote."""
     folders, ms = StreamFolders(work), 1_700_000_000_000
     waits = [wait_at(ms + number, number, 10 * number, 5_000 if number % 2 else 60_000) for number in range(1, 21)]
     folders.write([*waits, mark_at(ms + 100, 50), {"at_ms": ms + 1_000}])

@@ -75,4 +75,4 @@ def installed(install: Callable[[Path], None]) -> Path:
 
 
 RELEASED_CLIENTS: Final = {"go": last_go, "java": last_java, "typescript": last_typescript}
-"""What returns the command of `resume`, by language. The test is skipped, or fails, where tools are missing."""
+"""Functions that return the command of `resume`. The test is skipped, or fails, where tools are missing."""

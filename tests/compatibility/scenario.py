@@ -1,5 +1,5 @@
-"""What callers leave at a daemon, and what they must find there again, also after a daemon of a later release has read
-its files. `python -m tests.compatibility.scenario ADDRESS NAME` makes the first steps of a client, for any pair of
+"""State that callers leave at a daemon and must find there again, even after a daemon of a later release has read its
+files. `python -m tests.compatibility.scenario ADDRESS NAME` performs the first steps of a client, for any pair of
 releases.
 """
 
@@ -24,12 +24,12 @@ keys = ["*"]
 VALUE: Final = b"artifact-7"
 TAGS: Final = ("deploy", "announce")
 OFFSETS: Final = {"orders-3": 42, "kafka/billing/orders-0": 7}
-"""What the position tokens say, with leader epoch 5 for the second one."""
+"""The marks of the position tokens; the second one has leader epoch 5."""
 
 
 async def fill(address: str, ann_token: str, bob_token: str, outbox: Path | None) -> None:
-    """Leave waits of two principals that are pending, results that nobody has collected, marks, a signal's value, half
-    of a signal's count and, with an outbox, two waits in it, of which one has ended.
+    """Leave pending waits of two principals, uncollected results, marks, a signal's value, half of a signal's count
+    and, with an outbox, two waits in it, of which one has ended.
     """
     async with AsyncClient(address, token=ann_token) as ann, AsyncClient(address, token=bob_token) as bob:
         await ann.advance("orders-3", high_watermark=20)

@@ -73,7 +73,7 @@ def check_daemon(files: Path, clock: WallClock, outbox: Path | None) -> None:
 
 @pytest.mark.slow  # a compiler and a daemon
 def test_daemon_and_outbox_continue_where_the_last_release_stopped(files: Path, clock: WallClock) -> None:
-    """Pending waits end, nobody's results, values or counts are lost, and tokens are valid."""
+    """Pending waits end, no results, values or counts are lost, and tokens are valid."""
     check_daemon(files, clock, files / "outbox.db")
 
 
@@ -133,7 +133,7 @@ def test_position_tokens_of_the_last_release_are_read() -> None:
     assert long == Positions({f"kafka/billing/orders-{number}": number for number in range(64)})
 
 
-# What is newer.
+# Newer files.
 
 
 def newer_journal(files: Path) -> None:

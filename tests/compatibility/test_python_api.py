@@ -48,7 +48,7 @@ INTERNAL: Final = frozenset(
 )
 """Names of these modules that only other modules of ours use."""
 OPAQUE: Final = ("purgatory_client.batches.WaitBatch", "purgatory_client.waits.Wait")
-"""Functions make them and a client takes them; what is in them is its own."""
+"""Created by functions and passed to a client; their contents are private."""
 RESERVED: Final = ("purgatory_", "timer_")
 """Attributes of an embedded operation or a task that are not the user's."""
 REMEDY: Final = (
@@ -58,7 +58,7 @@ REMEDY: Final = (
 
 
 def of_class(found: griffe.Class) -> Iterator[str]:
-    """Lines for a class: its bases, and its public members with those that it inherits from classes of ours."""
+    """Lines for a class: its bases, and its public members, including those inherited from the project's classes."""
     bases = ", ".join(str(base) for base in found.bases)
     yield f"class {found.name}({bases})" if bases else f"class {found.name}"
     if found.path in OPAQUE:

@@ -48,7 +48,7 @@ class Pair:
         self.standby.until("/readyz")
 
     async def hand_over(self, release: Environment | None = None) -> None:
-        """Let the standby lead. The former leader stands by then, in this release, or in that which it had."""
+        """Let the standby lead. The former leader then stands by, with this release or with the one that it had."""
         former, self.leader = self.leader, self.standby
         self.standby = former
         assert await asyncio.to_thread(fleet_command, ["handover", "--address", former.grpc_address]) == 0
@@ -85,7 +85,7 @@ def check_additions(daemon: Member) -> None:
 
 
 def refuses_log(member: Member, lines: int) -> bool:
-    """Whether the daemon has ended so often because it cannot read an entry of the log, or a snapshot."""
+    """Whether the daemon has ended this many times because it cannot read an entry of the log, or a snapshot."""
     reasons = re.findall(f"CRITICAL.* has version {TABLES + 1}[ ;].*this program supports", member.log)
     return not member.is_running and len(reasons) == lines
 

@@ -1,5 +1,5 @@
-"""What other programs read of a daemon and its commands: fields of JSON over HTTP and of `--json`, statuses, exit codes
-and settings with their defaults. The last release and this tree are asked the same, and nothing may be gone.
+"""The interface of a daemon and its commands to other programs: fields of JSON over HTTP and of `--json`, statuses,
+exit codes and settings with their defaults. The last release and this tree get the same requests; nothing may be gone.
 """
 
 import json
@@ -25,7 +25,7 @@ __all__ = ["daemons", "paths"]  # fixtures
 
 EXCHANGES: Final = Path(__file__).with_name("exchanges.txt")
 CHANGED: Final[dict[str, str]] = {}
-"""What docs/compatibility.md allowed to change since the last release, and the line of CHANGELOG.md that says so."""
+"""Changes since the last release that docs/compatibility.md allows, each with its line in CHANGELOG.md."""
 AT_TIMES: Final = re.compile(r"\.(\w+Ms|pacePerSecond): \w+$")
 """Fields over HTTP that are left out if they are 0, or not known yet. `buf breaking` compares their names."""
 NEED_A_SOURCE: Final = {"caught-up", "ready"}
@@ -96,7 +96,7 @@ def play(daemon: DaemonProcess, path: str) -> dict[str, set[str]]:
 
 
 def is_gone(field: str, now: set[str]) -> bool:
-    """Whether there is no such field. One that is null in either release may have any type."""
+    """Whether the field no longer exists. One that is null in either release may have any type."""
     name = field.rpartition(":")[0]
     types = {one for one in now if one.rpartition(":")[0] == name}
     is_null = field.endswith(": NoneType") or f"{name}: NoneType" in types
@@ -104,7 +104,7 @@ def is_gone(field: str, now: set[str]) -> bool:
 
 
 def test_fields_of_the_last_release_are_still_there(daemons: dict[str, DaemonProcess], paths: dict[str, str]) -> None:
-    """With the same types, statuses, exit codes and codes of errors."""
+    """They have the same types, statuses, exit codes and error codes."""
     last, this = (play(daemons[release], paths[release]) for release in RELEASES)
     gone = {f"{line}: {one}" for line, found in last.items() for one in found if is_gone(one, this[line])}
     assert gone <= CHANGED.keys()

@@ -105,7 +105,7 @@ PROJECTS: Final = {
     ),
     "typescript": (make_npm_project, "node {}/main.js"),
 }
-"""What makes a project, and the command of its program."""
+"""The function that makes a project, and the command of its program."""
 
 
 def project_command(language: str) -> list[str]:
@@ -159,7 +159,7 @@ def test_artifact_is_a_snapshot_until_the_release_has_a_date() -> None:
 
 @pytest.mark.xdist_group("strangers")
 def test_the_generated_code_of_the_go_module_is_current(tmp_path: Path) -> None:
-    """What is committed in client/go/gen is what buf generates from the contract. If not: `go generate` there."""
+    """The committed files in client/go/gen equal the output of buf for the contract. If not: `go generate` there."""
     require("GO", "go")
     run_tool("GO", ["buf", "generate", "-o", str(tmp_path)], CLIENTS / "go")
     made = {path.name: path.read_text("utf-8") for path in (tmp_path / "gen/purgatory/v1").iterdir()}

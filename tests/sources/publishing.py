@@ -26,7 +26,7 @@ from tests.kit.post_server import PostServer, reply
 
 @asynccontextmanager
 async def running(source: Source, addresses: Sequence[str], folder: Path | None = None) -> AsyncIterator[Publisher]:
-    """Run a source that publishes to these daemons, with what an earlier one has stored in the folder."""
+    """Run a source that publishes to these daemons, with the state that an earlier one has stored in the folder."""
     clients = {address: partial(AsyncClient, address, name="source") for address in addresses}
     publisher = Publisher(source, clients, LineageStore(folder))
     running = asyncio.create_task(publisher.run())

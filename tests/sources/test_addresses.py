@@ -57,7 +57,7 @@ def test_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["1_0", "\u0663", "9" * 5_000])
 def test_number_that_only_python_reads_is_refused(text: str) -> None:
-    """With the range, also where Python raises an error of its own."""
+    """The error states the range, even where Python raises one of its own."""
     with pytest.raises(SourceUriInvalid, match="must be a whole number, 1 to 50"):
         SourceUri.parse(f"kafka://h?n={text}").number("n", 7, most=50)
 

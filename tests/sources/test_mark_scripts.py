@@ -83,7 +83,7 @@ class PostgresMarks(ServerMarks):
         self._restart(GroupSettings(names or ("p", "r1", "r2")))
 
     def _restart(self, settings: GroupSettings) -> None:
-        """Start the source, again with what it has published."""
+        """Start the source again with the marks that it has published."""
         self.group = ServerGroup(settings, self.published(), self.identity, self.now)
 
     def stale(self) -> dict[str, str]:
@@ -270,7 +270,7 @@ class DaemonMarks:
 
 
 class SourceMarks:
-    """What a daemon says of a mark that the sources of a table feed."""
+    """The state of a mark that the sources of a table feed, as a daemon shows it."""
 
     def __init__(self) -> None:
         self._table = SourceTable()

@@ -270,7 +270,7 @@ async def test_name_without_an_end_has_nothing_to_wait_for(status: Status) -> No
 
 
 def test_options_of_the_command_are_taken_as_they_are(shared_daemon: DaemonProcess, status: Status) -> None:
-    """With spaces and signs that mean something in an address."""
+    """They may contain spaces and signs that mean something in an address."""
     status.say({"a & b": 7})
     command = [sys.executable, "-m", "purgatory_connectors", "poll", f"poll+http://{status.address}/", "-o", "name=cli"]
     command += ["-o", "pointer=/a & b", "--to", shared_daemon.address]

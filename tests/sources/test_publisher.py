@@ -1,4 +1,4 @@
-"""A source that publishes to real daemons: values and breaks arrive over restarts. What it stores for the next.
+"""A source that publishes to real daemons: values and breaks arrive over restarts, with the state that it stores.
 
 The program `purgatory-source`, and the daemon that supervises its sources: it restarts them, ends them with itself,
 and survives their failures.
@@ -43,7 +43,7 @@ async def until_at(client: AsyncClient, topic: str, epoch: int, offset: int) -> 
 async def test_marks_and_breaks_reach_daemons_over_restarts(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """Two daemons receive everything. A change of identity ends waits that name the old epoch (74); other waits
     continue in the new lineage. A daemon that has lost its marks gets them again, in the same epoch; a source that is
-    started again finds the break that it has missed, and what is gone.
+    started again finds the break that it has missed, and marks that are gone.
     """
     address, source = f"127.0.0.1:{free_port()}", DictSource({"t/orders": (10, "a")})
     daemons = [start_daemon(), start_daemon("--grpc-address", address)]

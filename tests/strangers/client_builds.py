@@ -17,7 +17,7 @@ CLIENTS: Final = ROOT / "client"
 PROTOS: Final = tuple(ROOT.glob("proto/**/*.proto"))
 BUILT: Final = ROOT / ".build" / "strangers"
 PACKAGES: Final = BUILT / "packages"
-"""What a release would publish. The builds fill it: of npm, the tarball that `npm publish` would upload."""
+"""The packages that a release would publish, from the builds; for npm, the tarball that `npm publish` uploads."""
 MAVEN_REPOSITORY: Final = PACKAGES / "maven"
 """A repository with the artifact, as `mvn deploy` fills one."""
 BUILD_S: Final = 900.0
@@ -28,7 +28,7 @@ QUICK_MAVEN: Final = {"MAVEN_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Maven ends before the second compiler pays off: without it, a build takes half of the processor time."""
 QUICK_JAVA: Final = ("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 SOURCES: Final = {"go": ("go.*", "**/*.go"), "java": ("pom.xml", "src/**/*.java"), "typescript": ("*.json", "src/*.ts")}
-"""What a client is built from, next to the contract."""
+"""The files that a client is built from, in addition to the contract."""
 MORE_TOOLS: Final = ("/usr/local/go/bin", str(Path(sys.executable).parent))
 """Where Go is installed by default, and where this environment has buf."""
 

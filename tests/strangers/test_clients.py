@@ -82,7 +82,7 @@ def advance_and_cut(cut: Callable[[int], None], daemon: DaemonProcess, topic: st
 
 
 def operations_of(daemon: DaemonProcess) -> Counter[str]:
-    """How many operations the daemon has seen, by what became of them."""
+    """How many operations the daemon has registered and satisfied."""
     with grpc.insecure_channel(daemon.address) as channel:
         status = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest())
     counts: Counter[str] = Counter()

@@ -210,7 +210,7 @@ def balancer() -> str | None:
 
 
 def test_the_balancer_is_there(balancer: str | None) -> None:
-    """Without HAProxy the next tests leave it out."""
+    """Without HAProxy, the next tests run without a balancer."""
     if balancer is None:
         skip_unless_required("HAPROXY", "haproxy is missing")
 

@@ -21,7 +21,7 @@ from purgatory.cli.mcp_tasks import IDENTIFIER
 
 
 class Task(Result):
-    """A task. What else it has is in `model_extra`."""
+    """A task. Its other fields are in `model_extra`."""
 
     model_config = Result.model_config | {"extra": "allow"}
     result_type: Literal["task"] | Literal["complete"] = "complete"

@@ -159,7 +159,7 @@ def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) 
 
 
 def test_value_that_is_not_plain_text_is_escaped_or_base64(run: Run, looking: Client, tmp_path: Path) -> None:
-    """Two values that differ are not printed alike, and what a shell passes is sent as it is."""
+    """Different values are never printed alike, and arguments from a shell are sent unchanged."""
     for key, value in (("cli/ff", b"\xff"), ("cli/fe", b"\xfe")):
         (tmp_path / "value").write_bytes(value)
         assert run("signal", key, "--value-file", str(tmp_path / "value")).returncode == 0

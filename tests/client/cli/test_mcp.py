@@ -60,7 +60,7 @@ async def refusal(client: Client, tool: str, **arguments: object) -> str:
 @pytest.mark.slow  # starts the program
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_an_agent_waits_in_one_call(shared_daemon: DaemonProcess, looking: AsyncClient, mode: str) -> None:
-    """A call returns when a signal is sent through another; meanwhile `pending` lists it, and is answered."""
+    """A call returns when another call sends the signal; until then, `pending` is answered and lists the wait."""
     key = f"agent-{mode}"
     async with over_stdio(shared_daemon.address, mode) as client:
         tools = {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}

@@ -1,13 +1,13 @@
-"""What a terminal of 80 columns shows for the help pages, compared with the files in `pages`, and what commands import.
+"""The help pages on a terminal of 80 columns, compared with the files in `pages`, and the imports of commands.
 
 Imports are most of the time that a short command takes.
 
-Sessions at a shell (`transcripts/*.txt`): commands, and below each what it prints.
+Sessions at a shell (`transcripts/*.txt`): commands, each followed by its output.
 
 "! " begins a line of stderr, and "[11]" is an exit code other than 0. A command that ends in "&" runs in the
-background; `fg` waits for its end. Below one that ends in "<Tab>" is what bash offers there. On stdout, T stands for a
-duration, and N for a measured number. A line "> tool {...}" is a call by an agent, as `purgatory mcp` answers it. What
-completion offers in real shells is in transcripts/completion.txt.
+background; `fg` waits for its end. One that ends in "<Tab>" is followed by bash's completions. On stdout, T stands for
+a duration, and N for a measured number. A line "> tool {...}" is a call by an agent, as `purgatory mcp` answers it.
+The completions of real shells are in transcripts/completion.txt.
 
 `python -m tests.client.cli.test_pages` writes the pages and the output of all transcripts again.
 """
@@ -181,7 +181,7 @@ def waiting(line: str, address: str) -> Background:
 
 
 def shown(code: int, out: str, err: str) -> list[str]:
-    """What a command has printed, without what differs from run to run."""
+    """The output of a command, without the parts that differ from run to run."""
     lines = [NUMBER.sub("N", DURATION.sub("T", line)).replace(" (T late)", "").rstrip() for line in out.splitlines()]
     return [*lines, *(f"! {line}".rstrip() for line in err.splitlines()), *([f"[{code}]"] if code else [])]
 
@@ -197,7 +197,7 @@ def test_commands_print_what_is_recorded(
 
 
 def completed(words: str, address: str = "127.0.0.1:1") -> list[str]:
-    """What bash offers after these words; the last one is incomplete, or empty after a space."""
+    """The completions of bash for these words; the last one is incomplete, or empty after a space."""
     variables = {
         "_PURGATORY_COMPLETE": "bash_complete",
         "COMP_WORDS": f"purgatory {words}",

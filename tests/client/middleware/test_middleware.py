@@ -258,7 +258,7 @@ async def test_an_invalid_token_is_400(app: App, client: AsyncClient, token: str
 async def test_errors_of_the_application_are_its_own(app: App, client: AsyncClient) -> None:
     async with visiting(app, client.address) as visit:
         answer = await visit("POST", f"/write?offset={BROKEN}")
-    # What the handler wrote may be committed all the same.
+    # The handler's write may be committed despite the error.
     assert (answer.status, answer.written.offsets) == (500, {MARK: BROKEN})
 
 
@@ -352,7 +352,7 @@ def test_file_and_list_are_passed_on(looking: Client) -> None:
 
 
 def test_body_that_is_asked_twice_for_its_iterator_is_sent_once(looking: Client) -> None:
-    """Werkzeug's test client does so. The body of Django's responses begins anew each time."""
+    """Werkzeug's test client does this. The body of a Django response starts over each time."""
     browser = Browser(wsgi.ReadYourWrites(django_app(), looking))
     assert browser.get("/read").text == "read from r1 r2"
 

@@ -60,8 +60,8 @@ SHAPES = st.lists(st.none() | st.lists(st.integers(1, 3), min_size=1, max_size=6
 
 @given(st.data(), SHAPES, st.sampled_from([OperationKind.PRODUCE, OperationKind.FETCH]))
 def test_each_wait_ends_with_its_own_results(data: st.DataObject, shapes: list[list[int] | None], kind: int) -> None:
-    """Whatever the order of the results, and however many are in a message; some were refused before, in a receipt,
-    and some are refused in place of a result. Few messages are kept before their values are copied.
+    """For any order of the results, and any number of them in a message; some were refused before, in a receipt, and
+    some are refused in place of a result. Few messages are kept before their values are copied.
     """
     entries = [entry_of(OperationKind(kind), shape) for shape in shapes]
     core = open_core(*entries)

@@ -25,7 +25,7 @@ MESSAGE = wire.AdvanceStreamRequest()
 RECEIPT = wire.AdvanceStreamResponse(receipt=wire.AdvanceReceipt(ended=[3]))
 GONE = (grpc.StatusCode.UNAVAILABLE, "the daemon has gone")
 LOST = (grpc.StatusCode.INTERNAL, STATUS_LOST)
-"""What gRPC reports of a call that ended while a message was being written."""
+"""The error that gRPC reports for a call that ended while a message was being written."""
 
 
 class ScriptedCall:

@@ -1,5 +1,5 @@
-"""Time in a session: waits that the daemon should have answered long ago fail; extended waits and those that are
-registered again count the time that they have waited.
+"""Time in a session: waits that the daemon should have answered long ago fail; waits that are extended or registered
+again count the time that they have waited.
 """
 
 import asyncio
@@ -155,8 +155,8 @@ def test_many_operations_of_a_batch_are_extended_at_once() -> None:
 
 
 def test_time_waited_counts_from_the_first_registration() -> None:
-    """The daemon counts from its own registration, which is a second one of those that it does not know. Here it knows
-    the first two, each result of it says 5 ms, and a second passed before.
+    """The daemon counts from its own registration, which is the second one for operations that it does not know. Here
+    it knows the first two, each of its results says 5 ms, and a second passed before.
     """
     wait, batch = one(), many(2)
     core = open_core(wait, batch, incarnation="first")
