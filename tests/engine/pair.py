@@ -111,7 +111,7 @@ class Pair(EngineUnderTest):
                 oracle.paused_ms += ms
 
     def _compare_chosen(self, call: calls.PassTime | calls.ShutDown, receipt: Receipt) -> None:
-        """Of calls that end a number of operations, which the engine chooses: of those that are due, by deadline."""
+        """Compare a call that ends a number of operations. The engine chooses them among those due, by deadline."""
         oracle, outcome = self.oracle, plain.SHUTTING_DOWN
         rows = self.take_ended()
         keys = [(row.owner_id, row.operation_id) for row in rows]

@@ -89,7 +89,7 @@ class Operation(NamedTuple):
     required_terms: int = 0
     """Composites: how many terms must be true; 0: all."""
     unless_count: int = 0
-    """Composites: so many of the last items are the failure arm."""
+    """Composites: the number of last items that form the failure arm."""
 
 
 class Event(NamedTuple):
@@ -134,7 +134,7 @@ class EndedItem(NamedTuple):
     remaining_ms: int = -1
     pace: float = -1.0
     available_bytes: int = -1
-    """From here on: fetches only; -1 for other kinds."""
+    """This field and the following ones: fetches only; -1 for other kinds."""
     high_watermark: int = -1
     last_stable: int = -1
     diverging_epoch: int = -1

@@ -194,7 +194,7 @@ def test_late_decision_wakes_nobody_twice() -> None:
     assert ends(level, late, late) == {3: (codes.SATISFIED, 1)}
 
 
-# What a restored engine does to a silence, and to a stale timeout.
+# Silences and stale timeouts in a restored engine.
 
 
 def restored(level: EngineLevel) -> tuple[Engine, Owner]:

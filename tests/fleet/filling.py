@@ -1,4 +1,4 @@
-"""Load for daemons that should store snapshots soon, and what they know of them."""
+"""Load that makes daemons store snapshots soon, and what daemons show of the last one."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""What every replicated log promises. A class for each log derives from `LogContract`; its module has the fixture
+"""The contract of every replicated log. A class for each log derives from `LogContract`; its module has the fixture
 `open_shard`, which opens a shard of a new fleet's log with two shards.
 
 `MemoryLog` is a log in memory, whose clock is set by hand. It appends at any position, as Kafka does.
@@ -166,12 +166,12 @@ class MemoryLog(ReplicatedLog):
     def __init__(self, now_s: float = 1_000.0, ahead_s: float = 3_600.0) -> None:
         self.now_s = now_s
         self.ahead_s = ahead_s
-        """By how much the log's wall clock is ahead."""
+        """How far the log's wall clock is ahead."""
         self.entries: Final[list[Entry]] = []
         self.before_claim: list[Entry] = []
         """Entries that arrive between a standby's last read and its claim."""
         self.on_read: Final[dict[int, Callable[[], object]]] = {}
-        """What happens before a read, by the number of the read."""
+        """Actions before a read, by the number of the read."""
         self.outages = 0
         """Number of reads that fail."""
         self.stored: list[tuple[int, list[bytes]]] = []

@@ -292,7 +292,7 @@ def test_age_of_a_log_without_a_snapshot_is_that_of_its_first_entry(log: MemoryL
 
 
 class Leader:
-    """What the task reads of the leader."""
+    """The part of the leader that the task reads."""
 
     def __init__(self, logged_ms: int) -> None:
         self.logged_ms = logged_ms

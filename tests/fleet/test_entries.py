@@ -1,4 +1,4 @@
-"""Entries: their encoding, parts, what is void, and what stops a reader."""
+"""Entries: their encoding and parts, void entries, and entries that stop a reader."""
 
 import random
 from dataclasses import replace

@@ -339,7 +339,7 @@ def wait_for(readers: Sequence[AsyncClient], keys: Sequence[str]) -> list["async
 
 
 def different(keys: Sequence[str], results: Sequence[Result]) -> list[set[tuple[str, bytes]]]:
-    """What the waits for a key read, for those keys whose waits differ."""
+    """The results of the waits for a key, for keys whose results differ."""
     read: dict[str, set[tuple[str, bytes]]] = {key: set() for key in keys}
     for result in results:
         [item] = result.partitions.values()

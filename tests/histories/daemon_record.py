@@ -1,6 +1,6 @@
-"""What a daemon in this process has done, recorded by a listener, and the rule that callers have received just that.
+"""A listener's record of a daemon in this process, and the rule that callers have received exactly what it contains.
 
-That the engine is right, the world `engine` shows.
+The world `engine` shows that the engine is right.
 """
 
 from collections import Counter, defaultdict
@@ -53,7 +53,7 @@ class DaemonEnd:
 
 
 class DaemonRecord(Listener):
-    """What one daemon does, in the order of its calls of the engine."""
+    """The actions of one daemon, in the order of its calls to the engine."""
 
     def __init__(self) -> None:
         self.ends: Final[defaultdict[tuple[str, int], list[DaemonEnd]]] = defaultdict(list)
@@ -97,7 +97,7 @@ class DaemonRecord(Listener):
         return [end for ends in self.ends.values() for end in ends]
 
     def complaints(self, engine: Engine) -> Iterator[str]:
-        """What its daemon has counted otherwise."""
+        """Counts of the daemon that differ from this record."""
         if self.reaper_failures:
             yield "the reaper failed"
         ended = Counter((end.ended.kind, end.ended.outcome) for end in self.all_ends)
@@ -110,7 +110,7 @@ class DaemonRecord(Listener):
 
 
 def left_in(host: Host) -> dict[str, int]:
-    """What a host still has, once the time of all timers has passed."""
+    """Everything that a host still has once all timers have expired."""
     engine = host.engine
     next_ms = engine.next_expiration_ms()
     if next_ms >= 0:

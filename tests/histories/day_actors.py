@@ -78,7 +78,7 @@ class NotingClient(AsyncClient):
 
 
 class ClientActor:
-    """A program that waits, over its own connection. The judge is told of every operation and its result."""
+    """A program that waits, over its own connection. Every operation and its result is reported to the judge."""
 
     def __init__(self, number: int, proxy: FaultyProxy, give_up_after: float | None, judge: Judge) -> None:
         self.number: Final = number

@@ -1,4 +1,4 @@
-"""One history: what a world is given, and what it reports."""
+"""One history: the input of a world, and its report."""
 
 import importlib
 import random
@@ -26,7 +26,7 @@ WORLDS = {
     "spark": "streams and queries of Spark that are killed (needs the pipeline and Java)",
     "fleet": "the log of a fleet in memory, and daemons that are interrupted at every step",
 }
-"""The modules of `tests.histories.worlds`, and what each is."""
+"""The modules of `tests.histories.worlds`, with their descriptions."""
 
 
 @dataclass

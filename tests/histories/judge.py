@@ -33,8 +33,8 @@ class ReportedResult(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """What a caller asked for. `asked` is all of it, for the rules of a world; `needs` are the marks that satisfy it,
-    if the judge knows the marks.
+    """A caller's request. `asked` is all of it, for the rules of a world; `needs` are the marks that satisfy it, if the
+    judge knows the marks.
     """
 
     timeout_ms: int
@@ -72,9 +72,9 @@ class _Session:
         self.cancelled: Final[set[int]] = set()
         """Operations whose cancellation was answered."""
         self.delivered = -1
-        """The last sequence number that the caller of now has received; -1: unknown."""
+        """The last sequence number that the current caller has received; -1: unknown."""
         self.results: Final[dict[tuple[str, int], ReportedResult]] = {}
-        """By incarnation of the session and sequence number."""
+        """Results by incarnation of the session and sequence number."""
         self.places: Final[dict[int, tuple[str, int]]] = {}
         """Where the first result of each operation is in `results`."""
 
@@ -84,9 +84,9 @@ class _Total:
 
     def __init__(self) -> None:
         self.sent = 0
-        """What senders have asked for, whether or not it has arrived."""
+        """The number that senders have requested, whether or not it has arrived."""
         self.known = 0
-        """What has been answered or read, and must not be lost."""
+        """The number that has been answered or read, and must not be lost."""
         self.acknowledged: Final = _Acknowledged()
 
 
@@ -200,13 +200,13 @@ class Judge:
         mark.sent = max(mark.sent, total)
 
     def acknowledged(self, name: str, total: int, at_s: float = math.inf) -> None:
-        """So much of what was sent has been answered."""
+        """Events up to this number have been answered."""
         mark = self._totals[name]
         mark.acknowledged.rise(total, at_s)
         mark.known = max(mark.known, total)
 
     def at_least(self, name: str) -> int:
-        """What a read that begins now must return at least: also what an earlier durable one has returned."""
+        """The least that a read that begins now must return: not below what earlier durable reads have returned."""
         return self._totals[name].known
 
     def read(self, name: str, value: int, at_least: int, *, is_durable: bool = True) -> None:

@@ -91,7 +91,7 @@ def cpu_seconds_until_found(planted: Planted, seconds: float) -> float | None:
 
 
 def find_all(seconds: float) -> int:
-    """Look for each fault for so long. Returns how many were not found."""
+    """Look for each fault for this long. Returns how many were not found."""
     missed = 0
     for name, planted in PLANTED.items():
         found_s = cpu_seconds_until_found(planted, seconds)

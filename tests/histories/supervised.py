@@ -45,7 +45,7 @@ class SupervisedWorld:
         self.kinds: Final = list(kinds)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Start the members, and the load. What is entered is left at the end."""
+        """Start the members, and the load. The contexts in `stack` end with the history."""
         raise NotImplementedError
 
     async def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""What histories are made of: features, paths and faults, and a count of the pairs that a run has seen.
+"""The elements of histories (features, paths and faults), and a count of the pairs that a run has seen.
 
 A pair is a feature and a path, or a feature and a fault, that met in one operation.
 """

@@ -25,9 +25,9 @@ from tests.scripts.messages import Names, ended_of, operation_columns, operation
 TOPICS: Final = ("t0", "t1", "t2")
 KEYS: Final = ("k0", "k1")
 NEVER: Final = "never"
-"""A key that nobody signals."""
+"""A key that is never signalled."""
 NEVER_MS: Final = 600_000
-"""A silence that no key here keeps for so long."""
+"""A longer silence than any key here keeps."""
 NAMES: Final = Names("")
 BATCH_MAX: Final = 40
 PACE_S: Final = 0.01
@@ -36,7 +36,7 @@ AHEAD_MAX: Final = 30
 WIRE_FEATURES: Final = (
     "produce", "signal", "composite", "failure arm", "heartbeat", "cancelled", "zero timeout", "many items",
 )  # fmt: skip
-"""What they draw, for the table of their worlds."""
+"""Features that these callers draw, for the tables of their worlds."""
 NO_ROOM: Final = {code_pb2.RESOURCE_EXHAUSTED, code_pb2.UNAVAILABLE}
 CAUSED: Final = {
     result_pb2.OUTCOME_SATISFIED,
@@ -188,7 +188,7 @@ class WireCaller:
             items += [plain.Item((topic, 0), required) for topic in topics]
         if kind == plain.PRODUCE:
             return plain.Operation(kind, number, timeout_ms, tuple(items))
-        # Not from what was sent: signals that were not answered are not sent again.
+        # Not from the number sent: signals that were not answered are not sent again.
         keys = chance.sample(KEYS, chance.choice((1, 2)))
         items += [plain.Item((key, -1), self._judge.at_least(key) + chance.randint(1, AHEAD_MAX)) for key in keys]
         if kind == plain.SIGNAL:

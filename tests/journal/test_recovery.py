@@ -1,7 +1,7 @@
-"""What a journal restores after a cut at any commit of a random history, and after a restart of a daemon; and the time
-that passes between two daemons.
+"""The state that a journal restores after a cut at any commit of a random history, and after a restart of a daemon;
+and the time that passes between two daemons.
 
-What it stores of a session: incarnation, refused ids and results, also those that a client has from a
+The stored state of a session: incarnation, refused ids and results, including those that a client received from a
 daemon that crashed before it wrote them.
 """
 
@@ -99,7 +99,7 @@ async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, m
     await life.end()
 
 
-# The time between two daemons, if clocks are changed meanwhile.
+# The time between two daemons, if clocks are changed in between.
 
 HOUR_MS = 3_600_000
 DOWN_MS = 2_000
@@ -161,7 +161,7 @@ def count(served: JournaledHost, table: str) -> int:
 
 
 async def answers(served: JournaledHost, ids: list[int], form: str) -> tuple[int, list[int]]:
-    """Register a batch; return the number of ids that are already known, and those that are refused."""
+    """Register a batch; return the number of ids that are already known, and the refused ids."""
     receipt = await register_or_refuse(served.host, served.session, batch_of(ids, form))
     await served.host.journal.durable()
     return receipt.already_known, [one.operation_id for one in receipt.refusals]
@@ -282,7 +282,7 @@ async def test_client_that_was_back_when_the_daemon_died_again_loses_nothing(tmp
 
 @pytest.mark.parametrize("dies_first", [False, True])
 async def test_results_wait_until_it_is_durable_that_the_client_is_back(tmp_path: Path, dies_first: bool) -> None:
-    """If they were sent earlier, the next daemon could not distinguish them from those that the crash lost."""
+    """If they were sent earlier, the next daemon could not distinguish them from the ones that the crash lost."""
     daemon = await after_lost_results(tmp_path / "data")
     if dies_first:
         daemon = await daemon.crashed()

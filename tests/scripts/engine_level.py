@@ -32,7 +32,7 @@ class EngineLevel(Level):
         self._account: AccountUsage | None = None
         self._is_full = False
         self._receipt = Receipt()
-        """Of the last registration or batch of events."""
+        """The receipt of the last registration or batch of events."""
         self._ended: list[tuple[str, plain.Ended]] = []
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What all levels share: they read a script line by line, and print what each line answered and ended."""
+"""The base of all levels: they read a script line by line, and print the answer and the ends of each line."""
 
 import itertools
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def not_pending(ids: Sequence[int]) -> list[str]:
 
 
 class Changed(NamedTuple):
-    """What a call on operations has done: the ids that were not pending, and how many it cancelled."""
+    """The effect of a call on operations: the ids that were not pending, and the number cancelled."""
 
     not_pending: Sequence[int]
     cancelled: int = 0
@@ -55,7 +55,7 @@ class Changed(NamedTuple):
 class Level:
     """Runs one script. A verb that is neither a wait nor an event is a method `do_VERB`."""
 
-    # What the levels differ in.
+    # Differs between levels.
 
     def register(self, session: str, operations: list[plain.Operation]) -> Any:  # noqa: ANN401
         """Register a batch, and return the receipt, of the engine or of the wire."""

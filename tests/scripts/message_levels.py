@@ -62,7 +62,7 @@ class MessageLevel(Level):
         self.read: Final[dict[str, int]] = {}
         """For each session: the sequence number of the last result that was read."""
         self._page_token = ""
-        """Of the last listing."""
+        """The token of the last listing."""
 
     def call(self, method: str, request: Message) -> Any:  # noqa: ANN401 - the response of the method
         """Make a call. Raises `CallFailed`."""

@@ -45,7 +45,7 @@ def daemon() -> Iterator[SharedDaemon]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_level_expresses_most_scripts(level: type[Level]) -> None:
-    """A mistake in what a level cannot express would otherwise leave scripts out in silence."""
+    """Otherwise, a mistake about what a level cannot express would silently leave scripts out."""
     assert len(names_of(level)) > len(names_of(GrpcLevel)) / 2 > len(SCRIPTS) / 4
 
 
@@ -179,5 +179,5 @@ def test_first_cause_decides(lines: list[str], end: str) -> None:
 
 @pytest.mark.parametrize(("lines", "end"), BY_CALL)
 def test_first_cause_decides_a_unary_wait(lines: list[str], end: str) -> None:
-    """Of a call of Wait: it is answered once, or the call has ended."""
+    """A call of Wait is answered once, or has ended."""
     check(RacingCall, lines, end)

@@ -38,7 +38,7 @@ class EndingWaits:
         self._engine.perform(None, Apply(values), 0)
 
     def append(self, outbox: Outbox, count: int, kind: int, together: int) -> list[result_pb2.Result]:
-        """Append the results of so many waits, `together` at a time. Return them as rows."""
+        """Append the results of `count` waits, `together` at a time. Return them as rows."""
         rows: list[result_pb2.Result] = []
         for first in range(self._last_id + 1, self._last_id + 1 + count, together):
             ids = list(range(first, min(first + together, self._last_id + 1 + count)))

@@ -146,7 +146,7 @@ async def test_finished_sessions_make_room() -> None:
 
 
 async def test_text_that_is_not_utf8_is_invalid() -> None:
-    """It ends a stream, and a unary call says what is wrong."""
+    """It ends a stream, and the error of a unary call states the cause."""
     data = wire.WaitRequest(operation=signal(1, "AAAA")).SerializeToString().replace(b"AAAA", b"\xff\xfe\xfdA")
     async with serving() as served:
         with refused(grpc.StatusCode.INVALID_ARGUMENT, "UTF-8"):
@@ -204,7 +204,7 @@ MANY = 20_000
 
 
 async def test_second_stream_takes_the_session_over() -> None:
-    """The first one is told, and ends with OK."""
+    """The first one is notified, and ends with OK."""
     async with serving() as served:
         first = await Peer(served, "s").open()
         second = await Peer(served, "s").open()

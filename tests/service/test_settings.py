@@ -87,7 +87,7 @@ def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
 
 
 def test_print_config_hides_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What may be a password is in a comment without it, so that the file can still be loaded; errors hide it too."""
+    """Settings that may have a password are comments without it, so that the file can be loaded; errors hide it too."""
     monkeypatch.setenv("PURGATORY_FLEET_LOG", "postgresql://me:hunter2@h/log")
     monkeypatch.setenv("PURGATORY_SOURCE", "poll+http://h/x?k=hunter2 kafka://b")
     lines = config_lines(read())

@@ -1,4 +1,4 @@
-"""What counts as silence of a worker or a source: no pause of the daemon, and no heartbeat that the daemon refused."""
+"""The silence of a worker or a source excludes pauses of the daemon, and heartbeats that the daemon refused."""
 
 import asyncio
 
@@ -55,7 +55,7 @@ def ticks(listening: ListeningTime, clock: ManualClock, ms: int) -> None:
 
 
 def test_time_with_ticks_is_listening_time() -> None:
-    """Up to the longest time between two ticks that is no pause."""
+    """Up to the longest time between two ticks that is not a pause."""
     clock = ManualClock(1_000)
     listening = listening_time(clock)
     ticks(listening, clock, 500)

@@ -136,7 +136,7 @@ class ModelledPurgatory:
             self.end(operation, SATISFIED)
 
     def advance(self, ms: int, limit: int = 1_000) -> None:
-        """What was due when it was registered comes first; then it goes by deadline."""
+        """Operations that were due at their registration come first, then the others by deadline."""
         now_ms = self.purgatory.clock.jump(ms)
         due = [one for one in self.pending if one.deadline_ms is not None and one.deadline_ms <= now_ms]
         due.sort(key=lambda one: one.deadline_ms or 0 if (one.timeout_ms or 0) > 0 else 0)

@@ -38,12 +38,12 @@ class Oracle:
         self.world = OracleState({}, {}, {}, set(), {})
         self.pending: dict[tuple[int, int], Waiting] = {}
         self.highest_ids: dict[int, int] = {}
-        """By owner: its highest registered operation id."""
+        """The highest registered operation id of each owner."""
         self.paused_ms = 0
         """The sum of all pauses, which count neither as silence nor for stale timeouts."""
         self.ended: list[plain.Ended] = []
         self.tally: dict[int, list[int]] = {kind: [0] * 6 for kind in plain.KINDS}
-        """By kind: registered, then ended by outcome."""
+        """Counts for each kind: registered, then ended by outcome."""
 
     # Owners.
 
@@ -206,7 +206,7 @@ class Oracle:
         for waiting in found:
             if waiting is not None and waiting.deadline_ms < deadline_ms:
                 waiting.deadline_ms = deadline_ms
-                # Of operations with the same deadline, it expires last.
+                # It expires last among operations with the same deadline.
                 self.pending[waiting.key] = self.pending.pop(waiting.key)
         return [waiting is not None for waiting in found]
 

@@ -1,4 +1,4 @@
-"""Snapshots: an engine with another engine's restored state continues as the oracle says of the first one.
+"""Snapshots: an engine with another engine's restored state continues as the oracle predicts for the first one.
 
 The codec of columns: values are read back as written, in the documented form. Journals hold these bytes.
 """

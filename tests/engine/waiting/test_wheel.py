@@ -70,7 +70,7 @@ class CheckedWheel:
         assert self.wheel.remove(slot) == (self.model.pop(slot, None) is not None)
 
     def advance(self, now_ms: int, limit: int = 1_000) -> None:
-        """What is due fires by deadline, and of equal deadlines what was added first."""
+        """Due slots fire by deadline; slots with equal deadlines in the order in which they were added."""
         before_ms, clock_ms = self.wheel.next_expiration_ms(), self.wheel.level_clock(1)
         due = sorted((slot for slot, deadline in self.model.items() if deadline <= now_ms), key=self.model.__getitem__)
         assert advance(self.wheel, now_ms, limit) == due[:limit]

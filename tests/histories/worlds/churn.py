@@ -34,7 +34,7 @@ PATHS = ("rows", "columns", "client", "unary")
 FAULTS = ("cut",)
 FEATURES = (*WIRE_FEATURES, "fetch", "delete_records", "from now")
 SECONDS: Final = 20.0
-"""Of a history of the machine."""
+"""Duration of a history of the machine."""
 SETTINGS: Final = ("--limits-memory-bytes-max", str(512 * 1024 * 1024), "--session-heartbeat-interval-ms", "1000")
 TTL_MS: Final = 8_000
 """Time to live of a session: longer than this machine may stall between two connections of a caller."""

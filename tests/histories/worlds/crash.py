@@ -28,7 +28,7 @@ FAULTS = ("kill", "stop", "full disk", "wall clock")
 FAULTS_PER_HISTORY: Final = 30
 """Faults in a history of the machine."""
 KINDS: Final = ("kills", "asynchronous", "power cuts", "full disks")
-"""Of histories; each has one."""
+"""Kinds of histories; each has one."""
 KILLED_WHILE_FULL: Final = 0.3
 WALL_STEPS_S: Final = (-3_600, 0, 3_600)
 OUTBOX_KILLED: Final = 0.4

@@ -101,7 +101,7 @@ class SimulatedDay:
         self._rng: Final = history.chance
         self._complain: Final = history.judge.complaints.append
         self._deeds: Final[list[tuple[int, Callable[[], Awaitable[object]]]]] = []
-        """What happens, each at a time in milliseconds since the start of the day."""
+        """Actions, each with its time in milliseconds since the start of the day."""
         self._requests: Final[list[Request]] = []
         self._hosts: Final[list[Host]] = []
         self._records: Final[list[DaemonRecord]] = []

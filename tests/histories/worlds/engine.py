@@ -36,7 +36,7 @@ class Failure(Exception):
 
 
 class Owners:
-    """The owners of a history, and the calls that its steps make for them, on an engine alone or beside the oracle."""
+    """The owners of a history, and the calls that its steps make for them, on an engine alone or with the oracle."""
 
     def __init__(self, swarm: Swarm, world: Pair | EngineUnderTest) -> None:
         self.world = world

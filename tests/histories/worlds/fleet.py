@@ -177,7 +177,7 @@ class LogHistory:
         self._faults: Final = self.chance.choice((0.05, 0.3, 0.6))
         self._daemons: Final = [Daemon(self) for _ in range(self.chance.choice((2, 2, 3)))]
 
-    # What daemons use.
+    # Used by daemons.
 
     def new_writer(self) -> bytes:
         self._writers += 1

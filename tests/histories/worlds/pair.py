@@ -49,7 +49,7 @@ NAMES: Final = ("a", "b")
 
 
 class PairWorld(SupervisedWorld):
-    """Without a C compiler, no clock is set."""
+    """Clocks are set only where there is a C compiler."""
 
     crash_points = FLEET_POINTS
     exit_codes = SupervisedWorld.exit_codes | {0, EXIT_REPLACED}

@@ -1,8 +1,8 @@
 """Two shards with journals, and the programs of two principals: they signal keys with values, and wait for them.
 
-Whoever reads a key reads the first value that it was signalled with, before and after, at both shards, after one of
+Every read of a key returns the first value that it was signalled with, before and after, at both shards, after one of
 them was killed, in a result that is larger than a message, and although the other principal signals more keys than
-there is room for. A wait that somebody extends lasts as long for its owner.
+there is room for. A wait that another program extends lasts as long for its owner.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ FLOOD: Final = 80
 """More keys, and more bytes of values, than there is room for."""
 MESSAGE_BYTES: Final = 40_000
 CLIENT_BYTES: Final = 50_000
-"""What clients accept; less than the values of 16 keys."""
+"""The limit of clients; less than the values of 16 keys."""
 LIMITS: Final = (
     "--limits-items-per-operation-max", "24", "--limits-signal-keys-max", str(KEYS_MAX),
     "--limits-signal-values-bytes-max", str(VALUES_BYTES_MAX), "--session-heartbeat-interval-ms", "200",
@@ -75,7 +75,7 @@ class Asked(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a result says of its keys: each value, or None if it was left out."""
+    """The keys of a result: each with its value, or None if that was left out."""
 
     values: dict[str, bytes | None]
 
@@ -100,7 +100,7 @@ class ShardsWorld:
         self._readers: Final[dict[str, list[AsyncClient]]] = {}
         self._sent: Final[defaultdict[str, set[bytes]]] = defaultdict(set)
         self._first: Final[dict[str, bytes]] = {}
-        """The value of each key that somebody has read."""
+        """The value of each key that has been read."""
         self._ids: Final[defaultdict[str, Iterator[int]]] = defaultdict(lambda: itertools.count(1))
         self._results: Final[Counter[str]] = Counter()
 
@@ -140,7 +140,7 @@ class ShardsWorld:
 
         return exchanged
 
-    # What happens.
+    # The steps of a history.
 
     async def _round(self, principal: str, other: str, number: int) -> None:
         """Some read keys before, and others after both programs of a principal have signalled them."""

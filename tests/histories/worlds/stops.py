@@ -1,6 +1,6 @@
 """Daemons that are stopped for seconds, again and again.
 
-Whoever reports to it is not called silent because of that.
+Callers do not count as silent because their daemon is stopped.
 Workers send heartbeats and a source sends reports all the time, so none of their waits may fail. With each stop, one
 worker is really gone and one mark is really stale, and both waits must fail: silence is counted while the daemon runs.
 """
@@ -31,9 +31,9 @@ PATHS = ("client", "unary")
 FAULTS = ("stop",)
 FEATURES = ("produce", "signal", "heartbeat", "stale timeout")
 AT_ONCE: Final = 4
-"""Daemons of a history."""
+"""Daemons per history."""
 STOPS: Final = 3
-"""Of each daemon."""
+"""Stops per daemon."""
 TIMEOUT_S: Final = 2.0
 """Silence after which a wait fails."""
 BEAT_S: Final = 0.3

@@ -27,7 +27,7 @@ PLAYS_MAX = 400
 
 
 def differences(found: Iterable[object], expected: Iterable[object]) -> list[str]:
-    """What was found more or less often than expected."""
+    """Items found more or less often than expected."""
     surplus = Counter(map(repr, found))
     surplus.subtract(map(repr, expected))
     return sorted(f"{count:+d} {what}" for what, count in surplus.items() if count)
@@ -63,7 +63,7 @@ class Drive:
         self._play([{"at_ms": self.history.end_ms + delay_ms}])  # a heartbeat
 
     def complaints(self) -> list[str]:
-        """What is not as by the engine."""
+        """Differences from the engine's outcomes."""
         self._set_aside["malformed"] -= self.history.refused_events
         self._set_aside["pending"] = sum(shard.pending for shard in self._shards)
         wrong = [f"{count:+d} rows {what}" for what, count in self._set_aside.items() if count]

@@ -203,7 +203,7 @@ def test_late_calls_are_ended_before_memory_is_short(caplog: pytest.LogCaptureFi
 
 
 def share_of_memory(host: Host) -> int:
-    """What an account that holds nothing may hold of the memory, in bytes, found by asking."""
+    """The bytes of memory that an account without any may hold, found by bisection."""
     account = Account("someone", host.shares.accounts)
     low, high = 0, host.shares.budget.bytes_max
     while low < high:
@@ -220,7 +220,7 @@ def test_the_process_is_measured() -> None:
 
 
 def test_the_size_of_a_batch_is_told_from_the_message() -> None:
-    """Of rows, from their number, and from their bytes for items."""
+    """The size of rows is their number, and for items an estimate from their bytes."""
     columns = operation_pb2.OperationColumns(operation_id=[1, 2, 3], item_index=[0, 1, 0, 1])
     assert size_of(wire.RegisterBatch(columns=columns)) == (3, 4)
     assert size_of(wire.RegisterBatch(columns=operation_pb2.OperationColumns(operation_id=[1, 2]))) == (2, 2)

@@ -1,5 +1,5 @@
-"""Each integer of each request at the ends of its own range and of its type: what its caller is answered, and what
-becomes of another principal's waits.
+"""Each integer of each request at the ends of its own range and of its type: the answer to its caller, and the effect
+on another principal's waits.
 
 Requests are built from their descriptors. A new field fails `test_each_number_has_a_range` until `RANGES` has it.
 """
@@ -40,7 +40,7 @@ from tests.kit.recorded import cases_of
 LARGEST: Final = 2**61 - 1
 ABSENT: Final = -1
 ANY: Final = None
-"""Of a number that needs no range."""
+"""The range of a number that needs none."""
 
 
 def read_ranges() -> Iterator[tuple[str, tuple[int, int] | None]]:
@@ -57,7 +57,7 @@ COLUMNS: Final = {
     for kind in one.kinds
     if one.name not in {"required_terms", "unless_count"}
 } | {("EventColumns", kind, "offset"): (-1, LARGEST) for kind in (LAST_STABLE_OFFSET, KEY_SIGNALLED)}
-"""By the kind of operation, or the type of event."""
+"""Ranges by kind of operation, or type of event."""
 
 BESIDES: Final = {
     "timeout_ms": 0, "operation_id": 1, "operation_ids": 1, "replica_id": 7, "leader_id": 1, "leader_epoch": 3,

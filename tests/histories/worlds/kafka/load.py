@@ -1,5 +1,5 @@
-"""The load of the history check: records and commits of groups, with each writer in a thread, and the record of what
-each of them did.
+"""The load of the history check: records and commits of groups, with each writer in a thread, and a record of each
+writer's actions.
 """
 
 import asyncio

@@ -38,7 +38,7 @@ PATHS = ("columns",)
 FAULTS = ("kill",)
 FEATURES = ("produce", "epoch")
 WAITS: Final = 20_000
-"""Of a history."""
+"""Waits per history."""
 SETTLE_S: Final = 5.0
 """Silence of a killed source is detected after 3 s; until then its marks are not reported as stale."""
 HOPS: Final = 5
