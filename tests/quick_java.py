@@ -23,7 +23,7 @@ HOME: Final = ROOT / ".build" / "java"
 _DUMP: Final = "PURGATORY_ARCHIVE_CLASSES"
 """An environment variable: the file to which a training run writes the archive at its end."""
 _LAUNCHER: Final = Path(__file__).with_name("quick_java.sh")
-"""With the names of folders and of a variable in braces."""
+"""A template with the names of folders and of a variable in braces."""
 
 
 def use_quick_java() -> None:

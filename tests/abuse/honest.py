@@ -83,7 +83,7 @@ def percentile(latencies_ms: list[float], share: float) -> float:
 
 
 def run(address: str, token: str, makes_calls: bool, pipe: Connection) -> None:
-    """Judge until something is sent to the pipe. It gets a message when this begins, and what was seen at the end."""
+    """Judge until a message arrives on the pipe. Sends a message on it at the start, and the findings at the end."""
     os.nice(NICENESS)
 
     async def judged() -> list[Seen]:

@@ -86,7 +86,7 @@ def status_of(trailers: bytes) -> str:
 class Connection:
     """One non-blocking connection; `tally` counts the results of its calls. Responses are discarded.
 
-    With a `window` of 0 the server can send no responses.
+    With a `window` of 0, the server cannot send responses.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Connection:
 
     @property
     def is_full(self) -> bool:
-        """Whether the server does not read fast enough what is to be sent."""
+        """Whether too much is unsent because the server reads too slowly."""
         return len(self._unsent) > UNSENT_BYTES_MAX
 
     def fileno(self) -> int:

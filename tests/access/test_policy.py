@@ -1,4 +1,4 @@
-"""The policy: how a file is interpreted, and what changes do to calls, waits and sources while the daemon serves."""
+"""The policy: how a file is interpreted, and how changes affect calls, waits and sources while the daemon serves."""
 
 import asyncio
 import itertools

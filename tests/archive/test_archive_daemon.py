@@ -1,5 +1,5 @@
-"""The real daemon with an archive: a normal life, kills during work, and unusable locations. What the archive contains
-can be replayed, and read as the documentation says.
+"""The real daemon with an archive: a normal life, kills during work, and unusable locations. Its contents can be
+replayed, and read as documented.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("strangers")]
 
 @pytest.fixture(scope="module", params=WHERE["programs"])
 def tasks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str]]:
-    """For each task its name, what the page shows, and what the program printed, which is cut off at `night-run`."""
+    """For each task its name, the output on the page and that of the program, which is disconnected at `night-run`."""
     how, folder = WHERE["programs"][request.param], tmp_path_factory.mktemp(request.param) / "shop"
     BUILDS.get(request.param, list)()
     folder.mkdir()

@@ -193,7 +193,7 @@ class Crowd:
         return Counter(operation.outcome for operation in self.operations)
 
     def check(self) -> None:
-        """The results of the calls add up to the outcomes, and what ended was answered once, not early."""
+        """The results of the calls add up to the outcomes, and each operation was answered once, not early."""
         outcomes = self.outcomes()
         answered = sum((member.answered for member in self.members), Counter[str]())
         assert answered["satisfied"] + sum(self.satisfied_in_effects) == outcomes[SATISFIED]

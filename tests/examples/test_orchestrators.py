@@ -13,7 +13,7 @@ from tests.kit.eventually import until_pending
 
 
 class AssetState(dict[str, int]):
-    """What Airflow keeps with an asset."""
+    """The state that Airflow keeps with an asset."""
 
     async def aget(self, key: str) -> int | None:
         return self.get(key)
@@ -23,7 +23,7 @@ class AssetState(dict[str, int]):
 
 
 def recreated(mark: str, every: int, state: AssetState) -> Any:  # noqa: ANN401 - an asynchronous iterator
-    """The events of a trigger that is made of what the scheduler has stored."""
+    """The events of a trigger that is created from the scheduler's stored data."""
     path, stored = MarkMoved(mark, every).serialize()
     assert path == "examples.orchestrators.airflow_watcher.MarkMoved"
     trigger = MarkMoved(**stored)
@@ -34,7 +34,7 @@ def recreated(mark: str, every: int, state: AssetState) -> Any:  # noqa: ANN401 
 async def test_restarted_watcher_repeats_nothing_and_misses_nothing(
     shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two watchers have one session, and what was there before the first start is no event."""
+    """Two watchers share one session, and progress from before the first start is not an event."""
     monkeypatch.setenv("PURGATORY_ADDRESS", shared_daemon.address)
     first_state, second_state = AssetState(), AssetState()
     async with AsyncClient(shared_daemon.address) as client:

@@ -87,7 +87,7 @@ async def test_calls_of_a_connection_are_limited_for_each_principal(monkeypatch:
 
 @pytest.mark.parametrize("principals", [["bob", "ann", "eve"], ["", "", ""]], ids=["principals", "connections"])
 def test_calls_of_one_caller_leave_room_for_others(principals: list[str]) -> None:
-    """Two thirds of those that fit into the budget; the next one two thirds of the rest. Events have a reserve."""
+    """One caller gets two thirds of the budget, the next one two thirds of the rest. Events have a reserve."""
     shares = Shares(HostSettings(), Engine(EngineLimits(), 0))
     shares.budget.bytes_max = 32 * CALL_BYTES * call_gate.CALLS_SHARE
     gate = Gate(FairQueue(), LimitsSettings(), shares=shares)

@@ -254,7 +254,7 @@ async def test_cancelled_call_is_answered_with_a_status_that_http_does_not_defin
 
 
 async def test_call_that_waits_for_its_turn_ends_as_not_processed() -> None:
-    """With advice to repeat it."""
+    """The error advises the caller to repeat it."""
     async with serving_with_slow_disk() as caller:
         turn = asyncio.Event()
 

@@ -9,7 +9,7 @@ from examples.secure_demo.authority import Authority
 PROTOCOL: Final = "SASL_SSL"
 PASSWORD_VARIABLE: Final = "PURGATORY_KAFKA_SASL_PASSWORD"
 PASSWORDS: Final = {"admin": "of-the-admin", "watcher": "of-the-watcher", "daemon": "of-the-daemon"}
-"""The admin has all rights, and so has everybody at the other listener."""
+"""The admin has all rights, and so does every client of the other listener."""
 
 
 def broker_settings(folder: Path) -> dict[str, object]:

@@ -14,7 +14,7 @@ Exceptions = type[Exception] | tuple[type[Exception], ...]
 
 ITS_CONDITION: Final = "the condition holds"
 EVERY_S: Final = 0.005
-"""The first pause. Later ones grow with the time waited, so that polling takes little time from what is awaited."""
+"""The first pause. Later ones grow with the time waited, so that polling takes little time from the awaited work."""
 EVERY_S_MAX: Final = 0.1
 PATIENCE_S: Final = 60.0
 """Seconds after which a test gives up on anything that should happen soon."""

@@ -79,7 +79,7 @@ class Member(StartedProcess):
         wait_until(answers, lambda: f"{path} is answered:\n{self.log[-2_000:]}")
 
     def view(self) -> dict[str, Any]:
-        """What the daemon shows about the fleet. Raises OSError."""
+        """The fleet as the daemon shows it. Raises OSError."""
         with urlopen(f"http://{self.http_address}/fleet", timeout=PATIENCE_S) as answer:
             shown: dict[str, Any] = json.load(answer)
             return shown

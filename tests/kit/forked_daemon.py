@@ -81,7 +81,7 @@ class ForkedDaemon:
         return code
 
     def send_signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it ends meanwhile; `Popen` does the same
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by now; `Popen` does the same
             if self.poll() is None:
                 os.kill(self.pid, number)
 

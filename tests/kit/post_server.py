@@ -1,4 +1,4 @@
-"""A real HTTP server for what the daemon and its sources send or ask."""
+"""A real HTTP server for requests from the daemon and its sources."""
 
 import ssl
 import threading

@@ -14,9 +14,9 @@ from tests.kit.eventually import eventually
 NOBODY = "127.0.0.1:1"
 
 UP: Final = frozenset({"up"})
-"""Toward the target."""
+"""Traffic to the target."""
 DOWN: Final = frozenset({"down"})
-"""From the target."""
+"""Traffic from the target."""
 BOTH: Final = UP | DOWN
 
 
@@ -120,7 +120,7 @@ class FaultyProxy:
             self.drop_all()
 
     async def drop_after(self, count: int) -> None:
-        """Reset all connections once this many bytes have come from the target since they were last reset."""
+        """Reset all connections once this many bytes have arrived from the target since they were last reset."""
         await eventually(lambda: self.passed_bytes >= count, lambda: f"{self.passed_bytes} of {count} bytes")
         self.drop_all()
 

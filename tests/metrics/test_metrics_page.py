@@ -113,7 +113,7 @@ def scraped_in(folder: Path) -> tuple[list[Metric], list[Metric]]:
 
 
 def with_current_rows(page: str, families: list[Metric]) -> str:
-    """The page with the rows of its tables made anew. Metrics of a fleet are added: this daemon has no log."""
+    """The page with the rows of its tables regenerated. Metrics of a fleet are added: this daemon has no log."""
     rows = {}
     for family in [*families, *FleetView(LEADING, 0, 0, 0, -1, 0.0).metrics()]:
         name = f"{family.name}{'_total' if family.type == 'counter' else ''}"

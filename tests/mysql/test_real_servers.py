@@ -49,7 +49,7 @@ class LocalMariaDB:
     source_of = "SELECT '0'"
     executed = "SELECT @@gtid_current_pos"
     last = "SELECT @@last_gtid"
-    """What the session has executed last, perhaps with earlier transactions."""
+    """The last transaction of the session, perhaps with earlier ones."""
     reset = "RESET MASTER"
     follow_source = (
         "CHANGE MASTER TO master_host='127.0.0.1', master_port={port}, master_user='root', master_delay={delay}, "
@@ -185,7 +185,7 @@ def servers(kind: type[LocalMariaDB], installed: Path, tmp_path: Path) -> Iterat
 
 
 class Primary(WatchedSystem):
-    """The mark of what the primary has executed."""
+    """The mark of the transactions that the primary has executed."""
 
     def __init__(self, servers: Servers) -> None:
         self._server = servers["p"]
@@ -253,7 +253,7 @@ async def test_replica_that_stops_applying_holds_all_but_not_any(
 @only_mariadb
 @pytest.mark.slow
 async def test_promotion_that_loses_writes_begins_a_new_history(shared_daemon: DaemonProcess, servers: Servers) -> None:
-    """All marks of the domain get a new epoch, and what only the old primary had is not taken for anything new."""
+    """All marks of the domain get a new epoch, and transactions that only the old primary had do not count."""
     p, r1, r2 = servers.values()
     async with following(shared_daemon, servers) as (client, prefix):
         for one in (r1, r2):
@@ -280,7 +280,7 @@ async def test_promotion_that_loses_writes_begins_a_new_history(shared_daemon: D
 async def test_waits_for_the_old_source_are_stale_once_a_promoted_replica_writes(
     shared_daemon: DaemonProcess, servers: Servers
 ) -> None:
-    """What both replicas have of it stays true, and the new source has marks of its own."""
+    """Marks for transactions that both replicas have remain, and the new source has marks of its own."""
     p, r1, r2 = servers.values()
     async with following(shared_daemon, servers) as (client, prefix):
         number = await asyncio.to_thread(p.write)
@@ -385,7 +385,7 @@ async def test_account_of_mysql_without_rights_is_served_with_tls_and_without(
 
 
 def shop(servers: Servers, name: str) -> FastAPI:
-    """Writes to the primary, and reads from a replica of those that have the write."""
+    """Writes to the primary, and reads from a replica that has the write."""
     app = FastAPI()
 
     @app.post("/rows/{row}")

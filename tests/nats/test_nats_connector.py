@@ -76,7 +76,7 @@ class Nats(WatchedSystem):
         wait_until(lambda: self.run(JetStreamContext.account_info), "the server answers", but=(NatsError, OSError))
 
     def begin_again(self) -> None:
-        """The stream and its consumer are made anew."""
+        """Recreate the stream and its consumer."""
 
         async def renew(jetstream: JetStreamContext) -> None:
             if await jetstream.streams_info():

@@ -149,7 +149,7 @@ class PageScript:
             self.seen.page.keyboard.press("Tab")
         self.focus(name)
 
-    # What must be so now.
+    # Assertions about the page.
 
     def count(self, selector: str, number: str) -> None:
         assert self._found(selector).count() == int(number)

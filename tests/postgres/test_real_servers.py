@@ -183,7 +183,7 @@ class Replicas(WatchedSystem):
         return self._primary.position()
 
     def position(self) -> int:
-        """With the header of a page, which no server replays."""
+        """Includes the header of a page, which no server replays."""
         return min(one.position() for one in self._replicas) + 40
 
     def stop(self) -> None:

@@ -34,7 +34,7 @@ async def start_ready(*arguments: str, http: str) -> asyncio.subprocess.Process:
 
 
 async def run_ready(*arguments: str, http: str) -> tuple[int | None, Any]:
-    """Run `purgatory ready` to its end: its exit code, and what it printed, as JSON or as an error message."""
+    """Run `purgatory ready` to its end. Returns its exit code and output, parsed JSON or an error message."""
     process = await start_ready(*arguments, http=http)
     printed, said = await process.communicate()
     return process.returncode, json.loads(printed) if printed else said.decode()
@@ -107,8 +107,8 @@ async def test_a_crash_loop_of_the_daemon(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_the_command_waits_for_the_daemon_and_says_what_is_wrong(run_daemon: RunDaemon) -> None:
-    """A daemon that cannot be reached is asked until the timeout (exit code 13). What no retry can repair is reported
-    at once: a refused request (15), an address that is none and a token file that is missing (2).
+    """A daemon that cannot be reached is asked until the timeout (exit code 13). Errors that no retry can repair are
+    reported at once: a refused request (15), an invalid address and a missing token file (2).
     """
     code, said = await run_ready("web", TOPIC, "--timeout", "0", http="127.0.0.1:9")
     assert (code, "127.0.0.1:9 does not answer" in said) == (UNAVAILABLE, True)

@@ -1,4 +1,4 @@
-"""Ready gates of a daemon: targets, progress, limits, and what a name is bound to."""
+"""Ready gates of a daemon: targets, progress, limits, and the binding of a name."""
 
 import asyncio
 from http import HTTPStatus

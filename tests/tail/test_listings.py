@@ -1,4 +1,4 @@
-"""Listings: names with the most waits, searches and pages of operations, and what the live page shows of waits."""
+"""Listings: names with the most waits, searches and pages of operations, and the waits on the live page."""
 
 import asyncio
 import random
@@ -326,7 +326,7 @@ class _Restless(SystemClock):
 
 
 async def test_samples_become_rates_and_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens to the wall clock; percentiles cover the interval between two samples only."""
+    """Changes of the wall clock have no effect; percentiles only cover the interval between two samples."""
     async with serving() as served:
         metrics = Metrics()
         hour = LastHour(served.host, metrics)

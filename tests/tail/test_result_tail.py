@@ -25,7 +25,7 @@ Row = tuple[int, int, list[tuple[str, int]]]
 """Kind, outcome and names of an operation."""
 
 PARTITIONS = {codes.PRODUCE: (0,), codes.SIGNAL: (-1,), codes.COMPOSITE: (0, -1)}
-"""By kind; -1 is that of a key."""
+"""The partitions of each kind; a key has -1."""
 OUTCOMES = (codes.SATISFIED, codes.EXPIRED)
 
 

@@ -74,7 +74,7 @@ def test_each_file_is_checked(tls_folder: TlsFolder) -> None:
     cut=st.booleans(),
 )
 def test_damaged_files_are_told(tls_folder: TlsFolder, name: str, where: float, byte: int, cut: bool) -> None:
-    """With any byte of any file changed, or any file truncated."""
+    """Any byte of any file is changed, or any file is truncated."""
     path = tls_folder.folder / name
     whole = path.read_bytes()
     place = int(where * len(whole))

@@ -58,8 +58,8 @@ async def served_by(serve: Serve) -> AsyncIterator[str]:
 async def poster(
     *resolved: list[str], allow_private: bool = True, timeout_ms: int = 5_000
 ) -> AsyncIterator[tuple[WebhookPoster, list[str]]]:
-    """A poster for a.example, which has these addresses at the first look-up, at the second, …, and the list of what
-    was looked up. An empty list: the name is not known.
+    """A poster for a.example, which has these addresses at the first look-up, at the second, …, and the list of
+    names looked up. An empty list of addresses: the name is not known.
     """
     asked: list[str] = []
 
@@ -77,7 +77,7 @@ async def poster(
 
 
 async def posted(url: str, *resolved: list[str], **options: Any) -> tuple[Attempt, list[str]]:  # noqa: ANN401
-    """One attempt, and what was looked up."""
+    """One attempt, and the names that were looked up."""
     async with poster(*resolved or (["127.0.0.1"],), **options) as (made, asked):
         return await made.post(url, signed(), BODY.encode()), asked
 

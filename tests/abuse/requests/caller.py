@@ -29,7 +29,7 @@ WEIGHTS: Final = {"Wait": 2, "Session": 2, "Register": 3, "Advance": 3, "Advance
 WAITING: Final = ("Wait", "GetSourceEnds")
 """Unary calls that need not be answered soon."""
 NEVER: Final = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "ABORTED", "DEADLINE_EXCEEDED"})
-"""Calls have a deadline of `PATIENCE_S`, and those that may wait are cut long before."""
+"""Calls have a deadline of `PATIENCE_S`; calls that may wait are cut long before it."""
 ITEMS: Final = ("accepted", "already_known", "refusals", "ended", "ended_total")
 """Numbers and lists of receipts."""
 FINDINGS_MAX: Final = 30
@@ -42,7 +42,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.requests: Final[Counter[tuple[str, str]]] = Counter()
-        """By RPC and status."""
+        """Counts by RPC and status."""
         self.items: Final[Counter[str]] = Counter()
         """Sums of the fields `ITEMS` of receipts."""
         self.findings: Final[list[str]] = []

@@ -32,7 +32,7 @@ ANSWERS = {
     "fat-names": {"OK"},
     "flood-Session": {"OK", "closed", "started", "due"},
 }
-"""Attacks that show their effect within a second or so, and what the attacker counts. `make abuse` has all of them."""
+"""Attacks that take effect within a second or so, with the attacker's counts. `make abuse` runs all of them."""
 FLOOD_CALLS_PER_SECOND = 10_000
 
 

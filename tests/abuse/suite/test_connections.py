@@ -208,7 +208,7 @@ async def test_flood_is_logged_once_with_its_busiest_connection(
 
 
 async def test_unknown_method_is_refused_in_turn_and_counted(run_daemon: RunDaemon) -> None:
-    """With its name, cut; metrics count all such methods as one."""
+    """The error has its name, truncated; metrics count all such methods as one."""
     daemon = await run_daemon()
     long = "/purgatory.v1.PurgatoryService/" + "x" * 1_000
     async with grpc.aio.insecure_channel(daemon.address) as channel:

@@ -1,4 +1,4 @@
-"""Names and ids are untrusted: a terminal that shows them is not affected, and ids of strangers make nobody hang."""
+"""Names and ids are untrusted: a terminal that shows them is not affected, and ids of strangers cause no hang."""
 
 import json
 

@@ -109,13 +109,13 @@ class BrokerWorld(PairWorld):
         return sum(member.exit_codes.count(EXIT_REPLACED) for member in self.members)
 
     def _partition(self) -> Any:  # noqa: ANN401 - as the library describes it
-        """The partition of the log; None if nobody answers."""
+        """The partition of the log; None if no broker answers."""
         with suppress(KafkaException):
             return self._clients.admin.list_topics(self._topic, timeout=10).topics[self._topic].partitions[0]
         return None
 
     def _leader(self) -> int:
-        """The broker that leads the partition; -1: none, or nobody answers."""
+        """The broker that leads the partition; -1: none, or no broker answers."""
         partition = self._partition()
         return partition.leader if partition else -1
 

@@ -88,7 +88,7 @@ def test_an_operation_split_over_two_micro_batches_is_an_error(daemon: RunningDa
 
 
 def bad_batches() -> Iterator[tuple[list[Row], str]]:
-    """The rows of micro-batches, the last of which is bad, and what is said of it."""
+    """The rows of micro-batches, the last of which is bad, and the error message about it."""
     for columns, message in (
         ({"session_id": None}, "session_id: null or empty"),
         ({"session_id": ""}, "session_id: null or empty"),

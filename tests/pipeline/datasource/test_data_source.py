@@ -79,7 +79,7 @@ class Reading:
 
     def _has_failed(self) -> bool:
         if failure := self._query.exception():
-            raise failure  # rather than wait for what no query will write
+            raise failure  # rather than wait for rows that no query will write
         return False
 
     def ids(self) -> list[int]:

@@ -265,7 +265,7 @@ def test_queries_are_told_apart_and_nameless_ones_left_out(
 def test_a_number_that_a_query_observes_as_a_mark_is_waited_for(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """A wait for version 7 of what the query reads is satisfied by the micro-batch that has read it."""
+    """A wait for version 7 of the query's input is satisfied by the micro-batch that has read it."""
     listen(daemon.address)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.txt").write_text("6\n7\n")

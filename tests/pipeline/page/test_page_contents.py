@@ -109,7 +109,7 @@ def lines_of_part(part: Plot | PageTable | Grid) -> Iterator[str]:
 
 
 def lines_of(page: Page) -> list[str]:
-    """What a reader sees, from top to bottom."""
+    """The visible text, from top to bottom."""
     lines = [page.title, text_of(page.subtitle), *(f"! {notice}" for notice in page.notices)]
     lines += [
         f"{'! ' if fact.alarming else '  '}{fact.label}: {text_of(fact.value)} {text_of(fact.note)}".rstrip()

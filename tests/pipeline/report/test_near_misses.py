@@ -1,4 +1,4 @@
-"""Expired waits whose mark was reached later: what is found out, and what timeouts would do, against the truth."""
+"""Expired waits whose mark was reached later: the findings, and the effect of timeouts, compared with the truth."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ from tests.pipeline.archive.histories import History
 def test_advised_timeouts_are_the_smallest_that_meet_the_objective(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is written was met in the replay; one millisecond less would not meet it, by a replay of its own."""
+    """Written timeouts met it in the replay; one millisecond less would not, according to a separate replay."""
     archive, out = tmp_path / "archive", tmp_path / "out"
     make_history(Plan(1_500), archive)
     assert main(["advise", str(archive), "--slo", "95%", "--out", str(out)]) == 0

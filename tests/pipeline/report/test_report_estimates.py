@@ -153,7 +153,7 @@ def test_the_timeout_in_use_expires_what_expired(seed: int) -> None:
     curve = counted(np.minimum(need_ms, timeout_ms), [in_time & (first == cause) for cause in range(3)])
     for shorter_ms in (timeout_ms, timeout_ms // 2):
         said = curve.expires(shorter_ms).value
-        if said is None:  # fewer than ten waited so long
+        if said is None:  # fewer than ten waited this long
             assert (need_ms > shorter_ms).sum() < estimates.AT_RISK_MIN
             continue
         assert said == pytest.approx((need_ms > shorter_ms).mean(), abs=1e-9)

@@ -155,7 +155,7 @@ def batch_of(operation: plain.Operation, engine_id: int) -> OperationBatch:
 
 
 def generator_of(seed: int) -> Generator:
-    """What a stream cannot say is not drawn: silence starts again with each micro-batch, and rows have no values."""
+    """Features that streams lack are not drawn: silence starts again with each micro-batch, and rows have no values."""
     generator = Generator(seed)
     generator.swarm.heartbeats = generator.swarm.values = 0.0
     return generator

@@ -24,7 +24,7 @@ TOPICS = {OPERATION: "registrations", EVENT: "events"}
 STEPS = 500
 DELAY_MS = 300
 BEFORE_MS = 400
-"""So much of the history comes before the broker dies: more than the delay, so that some of it has outcomes."""
+"""Length of the history before the broker dies: more than the delay, so that some of it has outcomes."""
 DOWN_S = 1.0
 
 

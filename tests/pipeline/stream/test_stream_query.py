@@ -106,8 +106,8 @@ def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp
 def assert_pending(
     spark: SparkSession, folders: StreamFolders, history: SimulatedHistory, query: StreamingQuery
 ) -> None:
-    """The figures of the last micro-batch, and the rows of its checkpoint, are of what was registered by then and has
-    an outcome later.
+    """The figures of the last micro-batch, and the rows of its checkpoint, are of operations that were registered by
+    then and have an outcome later.
     """
     assert query.lastProgress is not None
     observed = query.lastProgress.observedMetrics

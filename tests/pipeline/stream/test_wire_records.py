@@ -155,7 +155,7 @@ def test_a_record_says_the_same_to_a_stream_as_to_the_daemon(records: list[tuple
 
 @pytest.mark.parametrize("kind", plain.KINDS)
 def test_an_operation_made_of_its_rows_is_the_same(kind: int) -> None:
-    """What comes from a topic and is written to a daemon, whatever it waits for, and arm by arm."""
+    """An operation from a topic is written to a daemon unchanged, for all of its items and arm by arm."""
     generator = generator_of(5)
     for _ in range(50):
         operation = operation_row(generator.operation(0, kind))
