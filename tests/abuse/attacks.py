@@ -250,4 +250,4 @@ ATTACKS |= {
     "no-method": Timed(partial(complete_calls, method="GetNothing"), 6),
 }
 CALL_FLOODS: Final = ("no-credential", "no-method")
-"""Those that need no credential, so that they are also made at a daemon without a policy."""
+"""Floods that need no credential, so they also run against a daemon without a policy."""

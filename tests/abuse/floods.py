@@ -172,4 +172,4 @@ FLOODS: Final[dict[str, Callable[[int], Call]]] = {
     "GetOperation": asked_operation,
     "GetPartition": asked_partition,
 }
-"""For each method, its n-th call."""
+"""Functions that return the n-th call of each method."""

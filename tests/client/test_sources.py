@@ -49,7 +49,7 @@ def test_names_positions_and_refused_tokens_are_as_recorded() -> None:
 
 
 def why_no_token(text: str) -> str:
-    """Without what a library says, and without compressed bytes: those depend on versions of the libraries."""
+    """Without messages of libraries and compressed bytes, which depend on the versions of the libraries."""
     with pytest.raises(InvalidRequest) as refused:
         Positions.of_token(text)
     return re.sub(r"'at2[^']*'", "'at2...'", "".join(str(refused.value).partition("is not a position token")[:2]))

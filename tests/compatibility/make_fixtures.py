@@ -131,7 +131,7 @@ def make_shard_state(folder: Path) -> None:
 
 
 def run_stream(folders: StreamFolders, environment: Mapping[str, str] = EXECUTE) -> None:
-    """Let a stream of some release read what is there."""
+    """Let a stream of some release read the existing files."""
     inputs = ["--registrations", str(folders.registrations), "--events", str(folders.events)]
     options = ["--results", str(folders.results), "--shards", "2", "--delay", "100ms", "--once", "--master", "local[1]"]
     quiet = ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false"]

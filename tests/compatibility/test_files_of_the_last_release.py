@@ -1,4 +1,4 @@
-"""Files of the last release are read, with everything in them; what is newer is refused with the remedy."""
+"""Files of the last release are read, with everything in them; newer files are refused with the remedy."""
 
 import gzip
 import json
@@ -54,7 +54,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clock(tmp_path: Path) -> WallClock:
-    """A wall clock that shows when the files were made: the timeouts in them go on by the wall clock."""
+    """A wall clock that shows when the files were made: the timeouts in them continue by the wall clock."""
     try:
         clock = WallClock(build_library(tmp_path), tmp_path / "wall-step")
     except NotPossibleHere as error:
@@ -116,7 +116,7 @@ def test_state_of_a_stream_of_the_last_release_is_read() -> None:
 @pytest.mark.slow  # a Spark
 @pytest.mark.usefixtures("java")
 def test_stream_of_the_last_release_is_continued(tmp_path: Path) -> None:
-    """From its checkpoint: what was pending in it ends as in that release."""
+    """It continues from its checkpoint: pending operations end as in that release."""
     folders = StreamFolders(tmp_path)
     with tarfile.open(RELEASED / "stream.tar.xz") as tar:
         tar.extractall(tmp_path, filter="data")

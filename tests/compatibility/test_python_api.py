@@ -85,7 +85,7 @@ def lines(name: str, member: griffe.Object | griffe.Alias) -> Iterator[str]:
     elif isinstance(found, griffe.Attribute):
         kind = "property " if "property" in found.labels else ""
         annotation = f": {found.annotation}" if found.annotation is not None else ""
-        # A constant, the member of an enumeration, or a method by another name. Not what is assigned by a constructor,
+        # A constant, the member of an enumeration, or a method by another name. Not values assigned by a constructor,
         # or computed for a constant that has a type.
         is_computed = bool(annotation) and isinstance(found.value, griffe.ExprCall)
         is_constant = "module-attribute" in found.labels and not is_computed

@@ -1,6 +1,6 @@
-"""The wire against the protos of the last release: what was removed, renumbered or retyped would break old clients.
+"""The wire compared with the protos of the last release: removing, renumbering or retyping would break old clients.
 
-protos.binpb.gz among the fixtures is what `buf build` made of them.
+protos.binpb.gz among the fixtures is the output of `buf build` for them.
 """
 
 import shutil
@@ -22,7 +22,7 @@ BUF: Final = str(Path(sys.executable).with_name("buf"))
 
 
 def breaking_changes(folder: Path) -> str:
-    """What `buf breaking` says of the protos in a folder; empty if clients of the last release can go on."""
+    """The output of `buf breaking` for the protos in a folder; empty if clients of the last release still work."""
     command = [BUF, "breaking", "--against", str(RELEASED / "protos.binpb.gz")]
     ran = run_program(command, code=None, cwd=folder)
     assert ran.returncode in {0, 100}, ran.stderr  # 100: there are breaking changes
@@ -31,7 +31,7 @@ def breaking_changes(folder: Path) -> str:
 
 @pytest.mark.slow  # a program that compiles the protos
 def test_protos_break_no_client_of_the_last_release() -> None:
-    """Add fields, values and calls; reserve the number and name of what goes (docs/compatibility.md)."""
+    """Add fields, values and calls; reserve the numbers and names of removed ones (docs/compatibility.md)."""
     assert not breaking_changes(ROOT)
 
 

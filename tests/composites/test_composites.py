@@ -35,7 +35,7 @@ def decided(result: Result) -> list[tuple[str, int, int]]:
 
 
 async def test_result_names_the_terms_that_decided(client: AsyncClient) -> None:
-    """And what each reached. The failure arm has an error of its own, unlike a term that was lost."""
+    """It also has the offset that each reached. The failure arm has its own error, unlike a lost term."""
     condition = at_least(2, mark("each-3", 42), mark("pg/each/r1", 7), signal("each-job"))
     waiting = asyncio.create_task(client.wait(condition, unless=signal("each-no"), timeout=LONG))
     failing = asyncio.create_task(client.wait(mark("each-3", 51), unless=[signal("each-no", 2)], timeout=LONG))

@@ -88,7 +88,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     def __init__(self, bytes_enforced: int, credentials: grpc.ServerCredentials | None) -> None:
         # The script.
         self.message_bytes_max = UNLIMITED_BYTES
-        """What the daemon says; `bytes_enforced` is the limit."""
+        """The limit that the daemon states; it enforces `bytes_enforced`."""
         self.is_later = False
         """Whether messages are those of a later daemon: all with unknown fields, some of unknown kinds."""
         self.heartbeat_interval_ms = 10_000
@@ -101,7 +101,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self.batches_refused: grpc.StatusCode | None = None
         self.batches_lost = 0
         self.cancels_lost = 0
-        # What has happened.
+        # The record.
         self.attempts = 0
         self.openings: list[Opening] = []
         self.batches: list[int] = []
@@ -137,7 +137,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     # For the cases
 
     def facts(self) -> dict[str, object]:
-        """What has happened, for the script and for messages."""
+        """Facts about the run so far, for the script and for messages."""
         first, last = (self.openings or [wire.OpenSession()])[0], (self.openings or [wire.OpenSession()])[-1]
         incarnations = {session_id: session.incarnation for session_id, session in self.sessions.items()}
         resumes = last.session_id == first.session_id and last.incarnation == incarnations.get(last.session_id)
@@ -196,7 +196,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
             self._send(session_id, session.results_after(ended))
 
     def extend(self, topic: str, timeout_ms: int) -> None:
-        """Tell that the wait for this topic was given more time, as after a call of Extend by anybody."""
+        """Report that the wait for this topic was extended, as after a call of Extend by any caller."""
         for session_id, session in self.sessions.items():
             ids = [one.operation_id for one in session.operations.values() if one.topic == topic]
             extended = wire.OperationsExtended(operation_ids=ids, timeout_ms=timeout_ms)
@@ -330,7 +330,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         if self.is_later:
             yield type(response).FromString(LATER_FIELD)
 
-    # What is the same on streams and in calls
+    # Shared by streams and calls
 
     def _register(self, session: ScriptedSession, batch: wire.RegisterBatch) -> wire.Receipt | None:
         """None: the batch is lost."""

@@ -1,4 +1,4 @@
-"""The fenced blocks of the documentation: what they are, and how a session in a shell is played."""
+"""The fenced blocks of the documentation: their kinds, and how a session in a shell is played."""
 
 import functools
 import os
@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
     @property
     def output(self) -> list[str]:
-        """What a `console` block shows as output."""
+        """The output in a `console` block."""
         return [line for line in self.text.splitlines() if not line.startswith("$ ")]
 
 

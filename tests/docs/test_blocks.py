@@ -44,7 +44,7 @@ def in_language(language: str) -> list[Block]:
 
 
 def session(name: str) -> Block:
-    """The session with this name, as in `SESSIONS`, without what sets up the shell, with fewer waits and more time."""
+    """The session with this name, as in `SESSIONS`, without the setup of the shell, with fewer waits and more time."""
     page, _, command = name.partition(": ")
     [block] = [one for one in in_language("console") if one.page == page and f"$ {command}" in one.text[:80]]
     text = block.text.replace("$ source .venv/bin/activate\n", "").replace("100000", "1000")

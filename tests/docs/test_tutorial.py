@@ -27,7 +27,7 @@ CLEAN_UP: Final = """trap '
     exit $status
 ' EXIT
 """
-"""Ends what a failing tutorial leaves behind."""
+"""Ends the processes that a failing tutorial leaves behind."""
 UV: Final = f"""
 .venv/bin/pip() {{ {shlex.quote(sys.executable)} -m uv pip "$@" --python .venv/bin/python; }}
 """

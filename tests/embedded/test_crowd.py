@@ -44,7 +44,7 @@ KEYS = tuple(f"key-{number}" for number in range(6))
 SHORT_TIMEOUTS_MS = (0, 1, 2, 3, 5)
 LONG_TIMEOUT_MS = 3_600_000
 WEIGHTS = {"register": 50, "raise_and_check": 30, "cancel": 10, "force": 8, "advance": 4, "check": 3, "cancel_key": 1}
-"""How often a thread does what."""
+"""Relative frequency of each action of a thread."""
 
 
 class MarkOperation(RecordingOperation):

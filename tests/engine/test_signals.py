@@ -72,8 +72,8 @@ Model = dict[str, tuple[str, int]]
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.sampled_from([0, 1, 12, 123])), max_size=60))
 def test_keys_that_are_kept_are_those_of_a_model(steps: list[tuple[str, int, int]]) -> None:
-    """The account with the most keys, or bytes of values, loses its first. If the one that needs room has any, what it
-    needs counts. Of others with equal use, any may lose one.
+    """The account with the most keys, or bytes of values, loses its first. If the one that needs room has any, its
+    need counts. Among others with equal use, any may lose one.
     """
     level = EngineLevel.played("limits signal_keys_max=6 signal_values_bytes_max=20")
     model: Model = {}
@@ -208,7 +208,7 @@ def restored(level: EngineLevel) -> tuple[Engine, Owner]:
 
 
 def test_silence_starts_again_with_a_restored_engine() -> None:
-    """Nobody could signal while the daemon was down, so the wait gets its whole heartbeat timeout again; its deadline
+    """No one could signal while the daemon was down, so the wait gets its whole heartbeat timeout again; its deadline
     stays.
     """
     other, owner = restored(EngineLevel.played("await 1 job heartbeat_timeout_ms=100 timeout=1000", "pass 90"))

@@ -143,7 +143,7 @@ def test_failures_of_a_wait_for_any_key_take_one_unit_of_work_each() -> None:
 
 
 def test_plain_wait_that_an_event_ends_takes_three_units_of_work() -> None:
-    """And each event one."""
+    """Each event takes one."""
     engine = EngineLevel.played(*[f"produce {2 * place + 1}..{2 * place + 2} k-{place}@5" for place in range(3)]).engine
     call = events("high-watermark k*3 5")
     first = engine.perform(None, call, 0, 14)

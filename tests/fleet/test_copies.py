@@ -204,7 +204,7 @@ def test_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkp
 
 def test_a_copy_is_known_as_one_before_its_first_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mark of a copy is durable before anything is written: without it, the file of a standby would be refused as
-    somebody's journal after a power failure.
+    an unrelated journal after a power failure.
     """
     synced: list[bool] = []
     sync = os.fsync

@@ -15,7 +15,7 @@ from tests.kit.recorded import assert_values_recorded
 
 ORIGIN = Entry.origin().at(0, 0)
 CLAIMED = ReignState(10, 4, 7, b"a", b"log", 9, b"a")
-"""After the claim of epoch 4 at position 9, and a group."""
+"""State after the claim of epoch 4 at position 9, and a group."""
 
 
 def claim(epoch: int, writer: bytes, position: int, after: ReignState = CLAIMED) -> Entry:
@@ -40,7 +40,7 @@ def test_log_begins_with_its_origin() -> None:
 
 
 def test_entries_of_another_log_are_void() -> None:
-    """A daemon that hung while its log was made again writes in vain, whatever the epoch of its entries."""
+    """Writes of a daemon that hung while its log was recreated have no effect, whatever their epoch."""
     reign, other = Reign(CLAIMED), CLAIMED._replace(log_id=b"other")
     assert reign.accept(claim(5, b"b", 11, other)) is None
     assert reign.accept(replace(group(9, b"a", 99, 12), log_id=b"other")) is None

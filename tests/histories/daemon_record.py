@@ -40,7 +40,7 @@ class DaemonEnd:
 
     def fits(self, row: plain.Ended, submitted_ms: float, received_ms: float) -> bool:
         """Whether a caller may have received this row for it. The time waited is that of the registration; in a wait
-        that was sent again, also what passed before it.
+        that was sent again, also the time before it.
         """
         before_ms = row.waited_ms - self.ended.waited_ms
         return (

@@ -186,7 +186,7 @@ class Judge:
                 self._complain_if_durable(session, f"{result} expired, but had been satisfied before its deadline")
 
     def forget(self, session: str) -> None:
-        """Drop what is known of a session whose caller has left."""
+        """Drop the records of a session whose caller has left."""
         self._sessions.pop(session, None)
 
     # Marks and counts.

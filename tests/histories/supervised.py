@@ -1,4 +1,4 @@
-"""Daemons that serve callers while faults are caused: what the worlds `crash` and `pair` have in common."""
+"""Daemons that serve callers while faults are caused: the common part of the worlds `crash` and `pair`."""
 
 import asyncio
 import random

@@ -22,7 +22,7 @@ CALLERS: Final = 3
 PACE_S: Final = 0.01
 CALL_S: Final = 5.0
 PATIENCE_S: Final = 120.0
-"""For what happens only after brokers have elected a leader."""
+"""For events that may have to wait until brokers have elected a leader."""
 NEVER_REACHED: Final = 2**40
 
 

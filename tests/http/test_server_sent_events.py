@@ -44,7 +44,7 @@ async def close_session(caller: HttpCaller) -> None:
 
 async def test_results_are_numbered_and_resumed() -> None:
     """Each result is sent once, with the session's incarnation and its sequence number. A client that reconnects with
-    the last id acknowledges the results up to it. The first event says what the session is.
+    the last id acknowledges the results up to it. The first event describes the session.
     """
     async with serving_http() as caller:
         async with events(caller, "/v1/results?session=nigthly") as reader:

@@ -240,7 +240,7 @@ async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluste
 
 async def test_no_mark_moves_while_brokers_hang(three_brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one broker keeps its connections and answers nothing, its partitions are seen again under their new
-    leaders. While all hang, all marks are stale with the reason. Then they go on, and no commit is lost or reset.
+    leaders. While all hang, all marks are stale with the reason. Then they continue, and no commit is lost or reset.
     """
     monkeypatch.setattr(cluster_view, "METADATA_S", 1.0)
     # Each request of the producer that is sent to the hanging broker costs it this timeout, one after another.

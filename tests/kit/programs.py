@@ -1,5 +1,5 @@
 """Programs that run to their end, and commands of the command line, called in this process as functions that
-return exit codes; and what a test says that needs a program which the machine lacks.
+return exit codes; and the message of a test that needs a missing program.
 """
 
 import os
@@ -28,7 +28,7 @@ def run_program(
     env: Mapping[str, str] | None = None,
     timeout_s: float = PATIENCE_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program; returns what it printed. It must exit with this code; None: any."""
+    """Run a program; returns its output. It must exit with this code; None: any."""
     ran = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=timeout_s)
     assert code is None or ran.returncode == code, f"exit code {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
     return ran

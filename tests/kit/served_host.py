@@ -50,7 +50,7 @@ class RecordingListener(Listener):
         self.accepted = 0
         self.refusals: Counter[int] = Counter()
         self.refused_calls: Counter[str] = Counter()
-        """By reason."""
+        """Counts by reason."""
         self.lags: list[float] = []
         self.reaper_failures = 0
 
@@ -77,7 +77,7 @@ HOOKS: Final = [name for name in vars(Listener) if not name.startswith("_") and 
 
 
 def with_faults(listener: Listener) -> Listener:
-    """A listener of the same name that does what this one does, and raises then, in each of its hooks."""
+    """A listener of the same name that does the same as this one and then raises, in each of its hooks."""
 
     def faulty(hook: str) -> Callable[..., None]:
         def raises(_self: Listener, *event: object) -> None:

@@ -1,7 +1,7 @@
 """The clients in Go, Java and TypeScript, installed from packages into empty projects, without buf: generated code
 is included. Each project's program is the client's example, with the imports that a user of the package writes.
 
-What a release builds: cibuildwheel accepts its settings, and the public workflow runs what there is.
+The builds of a release: cibuildwheel accepts its settings, and the public workflow runs existing commands.
 
 `.ci/check-wheel` builds the wheel for this machine, labels it for other Linux systems, installs it and serves by uvx.
 """

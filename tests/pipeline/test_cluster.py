@@ -36,7 +36,7 @@ QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 TIMEOUT_S = 600
 OPERATIONS = 200
 DELAY_MS = 2_000
-"""By default."""
+"""The default."""
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ finally:
 def test_commands_over_spark_connect_give_the_same_tables(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also a replay that divides a run, whose tasks need what a `SparkContext` would broadcast."""
+    """Also a replay that divides a run, whose tasks need data that a `SparkContext` would broadcast."""
     make_history(Plan(400, runs=2), tmp_path / "archive")
     settings = FEW_ROWS | {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
     words = [str(tmp_path / "archive"), str(tmp_path / "connect"), json.dumps(settings)]

@@ -21,7 +21,7 @@ PERCENTILES = ("topic", "kind", "registered", "ended", "satisfied", "expired", "
 
 @pytest.mark.slow  # starts a Spark Connect server
 def test_declarative_pipeline_makes_the_figures_of_the_report(spark: SparkSession, tmp_path: Path) -> None:
-    """Of stragglers those that made progress: the report also finds those that held produces back until they left."""
+    """Only stragglers that made progress: the report also finds those that held produces back until they left."""
     archive = tmp_path / "archive"
     make_history(Plan(2_000, runs=2), archive)
     # TRAP: of more settings than fit into one of its variables, PySpark 4.3 passes on only the last ones.

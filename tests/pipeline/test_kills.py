@@ -30,7 +30,7 @@ def test_a_stream_that_is_killed_answers_each_operation_once(tmp_path: Path) -> 
 def test_a_query_that_is_killed_writes_each_result_once(
     spark: SparkSession, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Between read and commit: what the query has read comes again."""
+    """A kill between read and commit: the query reads the same results again."""
     with Client(start_daemon().address) as client:
         world = ResultsWorld(tmp_path, client, seed=4, per_kill=PER_KILL)
         world.kill(1)

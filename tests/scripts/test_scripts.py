@@ -109,7 +109,7 @@ TURNS: Final = 20
 
 
 class RacingHost(HostLevel):
-    """A host whose clock moves before its reaper comes."""
+    """A host whose clock moves before its reaper runs."""
 
     def do_late(self, part: Words) -> list[str]:
         self.clock.jump(int(part.words[1]))
@@ -173,7 +173,7 @@ def check(level: type[RacingHost], lines: list[str], end: str) -> None:
 
 @pytest.mark.parametrize(("lines", "end"), BY_SESSION)
 def test_first_cause_decides(lines: list[str], end: str) -> None:
-    """Of a session's wait: it ends once, with the outcome of the table, as on the engine."""
+    """A session's wait ends once, with the outcome of the table, as on the engine."""
     check(RacingHost, lines, end)
 
 

@@ -194,7 +194,7 @@ def test_second_signal_ends_at_once(start_daemon: StartDaemon) -> None:
 
 
 async def test_signals_within_a_second_count_as_one() -> None:
-    """A second one later asks for the exit that keeps what was receipted; a third one later still would not wait."""
+    """A second one later requests the exit that keeps all receipted work; a third one, later still, would not wait."""
     now_s, exits = 100.0, []
     stopping = Stopping(lambda: now_s)
 

@@ -250,7 +250,7 @@ async def test_an_extension_is_a_use_of_the_session() -> None:
 
 
 async def test_owner_hears_of_an_extension_by_another_caller() -> None:
-    """On its session stream, or its stream of results: those that were pending, and the time from now on."""
+    """Its session stream, or its stream of results, has the ids that were pending, and the time from now on."""
     async with serving() as served, AsyncClient(served.address) as client:
         peer = await Peer(served, "s").open()
         await peer.registered(produce(1, "orders", 5), produce(2, "orders", 6))

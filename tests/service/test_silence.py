@@ -79,7 +79,7 @@ def test_pause_stops_listening_time_until_it_has_settled() -> None:
 
 
 def test_second_pause_while_the_first_settles_counts_once() -> None:
-    """Only what it adds: the first one has counted the time to settle."""
+    """Only the time that it adds counts: the first one included the time to settle."""
     clock = ManualClock(1_000)
     listening = listening_time(clock)
     clock.jump(5_000)

@@ -1,8 +1,8 @@
 """Rules by which readings become marks: scripts (`mark_scripts/*.txt`), and random histories of servers and of a group.
 
-The scripts have readings of servers of PostgreSQL and Redis, of groups of Kafka, what sources publish to a daemon, and
-what its table of sources says of a mark. The verbs are in `play` of each class. Below each line is what it changed;
-`python -m tests.sources.test_mark_scripts` records that again.
+The scripts have readings of servers of PostgreSQL and Redis and of groups of Kafka, the publications of sources to a
+daemon, and a mark's state in its table of sources. The verbs are in `play` of each class. Below each line are its
+changes; `python -m tests.sources.test_mark_scripts` records them again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -440,7 +440,7 @@ def test_partitions_of_groups_pages_and_timelines_are_as_recorded() -> None:
 
 
 def test_identity_of_a_break_never_comes_back() -> None:
-    """And can be parsed again."""
+    """It can also be parsed again."""
     lineage = Timelines(7, 1)
     seen = [lineage.identity]
     for timeline in (1, 1, 2, 2, 5):

@@ -8,7 +8,7 @@ from purgatory_connectors.cli import open_source
 
 
 def install(folder: Path, name: str, target: str, scheme: str = "other") -> None:
-    """Write what pip leaves of a package without modules."""
+    """Write the files that pip leaves of a package without modules."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -44,7 +44,7 @@ def test_scheme_of_two_packages_is_refused_with_both(site: Path) -> None:
 
 
 def test_unknown_scheme_is_refused_with_those_of_installed_packages(site: Path) -> None:
-    """A scheme of the package itself stays what it is."""
+    """A scheme of the package itself is unchanged."""
     install(site, "mine", "builtins:str")
     install(site, "theirs", "builtins:str", "redis")
     with pytest.raises(SourceUriInvalid, match=r"must begin with kafka://.*, poll\+sql://, other://$"):

@@ -75,7 +75,7 @@ class TestContract(ConnectorContract): ...
 
 
 async def test_new_wait_makes_an_idle_source_ask_at_once(shared_daemon: DaemonProcess, status: Status) -> None:
-    """And go on asking."""
+    """It then continues asking."""
     status.say(1)
     uri = f"poll+http://{status.address}/?name=idle&poll_ms=5&idle_poll_ms=3600000"
     async with publishing(shared_daemon, uri) as client:

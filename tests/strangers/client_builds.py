@@ -97,7 +97,7 @@ _hashes: dict[str, str] = {}
 
 def is_new(name: str, language: str, made: Path, *more: Path) -> bool:
     """Whether the client in this language, one of `more` or this file differs from the last build with this name, or
-    what it made is gone.
+    its output is gone.
     """
     found, folder = hashlib.sha256(), CLIENTS / language
     sources = {file for pattern in SOURCES[language] for file in folder.glob(pattern)}
@@ -122,7 +122,7 @@ def require(language: str, *tools: str) -> None:
 
 
 def run_tool(language: str, command: list[str], folder: Path, more: Mapping[str, str] = {}) -> str:
-    """Run a program that must succeed; returns what it printed."""
+    """Run a program that must succeed; returns its output."""
     environment = {**os.environ, "PATH": tool_path(), **QUICK_MAVEN, **more}
     program = shutil.which(command[0], path=tool_path())
     assert program is not None, f"{command[0]} is missing"

@@ -49,7 +49,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 def started(
     command: list[str], address: str, count: int, folder: Path, topic: str
 ) -> Iterator[Callable[[], list[list[str]]]]:
-    """Runs a client; yields what waits for its end and returns the words of its lines."""
+    """Runs a client; yields a function that waits for its end and returns the words of its lines."""
     out, err = folder / "out", folder / "err"
     with out.open("w") as out_file, err.open("w") as err_file:
         process = subprocess.Popen([*command, address, topic, str(count)], stdout=out_file, stderr=err_file)

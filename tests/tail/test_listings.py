@@ -294,7 +294,7 @@ async def test_searches_that_are_over_are_forgotten(served: ServedHost) -> None:
 
 
 async def test_the_failure_arm_holds_nothing_back() -> None:
-    """Each item of the success arm has a reason, those of the failure arm have none. Time goes on during a picture."""
+    """Each item of the success arm has a reason, those of the failure arm have none. Time passes during a picture."""
     async with serving(clock=_Restless()) as served:
         partitions = [operation_pb2.TopicPartition(topic="orders", partition=place) for place in range(3)]
         columns = operation_pb2.OperationColumns(

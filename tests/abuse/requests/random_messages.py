@@ -40,7 +40,7 @@ PLAUSIBLE: Final[dict[str, tuple[int | str, ...]]] = {
     "epoch": (0, 1, 1, 2),
     "bytes": (1, 2, 50, 10_000),
 }
-"""Of each field, by the end of its name. Other numbers are small."""
+"""Values of each field, by the end of its name. Other numbers are small."""
 RARE: Final = {"callback_url": 0.9, "incarnation": 0.9}
 """Fields that get most requests refused: these daemons allow no callbacks, and no session has a random incarnation.
 Optional fields and filters are absent in 0.6 of all messages.

@@ -57,7 +57,7 @@ async def test_forged_page_tokens_are_refused(page_token: str) -> None:
 
 
 async def test_standard_services_refuse_what_does_not_decode(run_daemon: RunDaemon) -> None:
-    """They go on, and nothing is logged as a fault."""
+    """They continue, and nothing is logged as a fault."""
     daemon = await run_daemon()
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         reflection = "reflection.v1alpha.ServerReflection/ServerReflectionInfo"

@@ -82,7 +82,7 @@ def test_connections_are_limited(serve_daemon: ServeDaemon, monkeypatch: pytest.
 def test_probes_are_served_while_hundreds_of_connections_never_send_a_request(
     serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those above the limit, the one that was accepted first is closed to make room for a probe."""
+    """Above the limit, the connection that was accepted first is closed to make room for a probe."""
     monkeypatch.setattr(http_connection, "CONNECTIONS_MAX", 256)
     monkeypatch.setattr(http_connection, "READ_TIMEOUT_S", 60.0)
     daemon = serve_daemon()

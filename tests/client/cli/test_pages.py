@@ -54,7 +54,7 @@ LINES: Final = 200
 
 
 def page(*arguments: str) -> str:
-    """What `purgatory` shows with these arguments."""
+    """The output of `purgatory` with these arguments."""
     with PseudoTerminal(*arguments, lines=LINES) as terminal:
         assert terminal.end() == Exit.OK
         return terminal.screen
@@ -137,7 +137,7 @@ def transcripts(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def played(lines: list[str], address: str) -> list[str]:
-    """The comments and commands of a transcript, and below each command what it prints now."""
+    """The comments and commands of a transcript, and below each command its current output."""
     found = []
     background: list[Background] = []
     for line in lines:

@@ -34,7 +34,7 @@ def test_a_clock_time_is_its_last_occurrence(now: datetime, clock: time) -> None
 
 @pytest.mark.parametrize("is_local", [False, True])
 def test_clock_time_when_clocks_are_changed(monkeypatch: pytest.MonkeyPatch, is_local: bool) -> None:
-    """Of two moments it is the later one that has been, and in a gap the end of the gap. As in moments.txt."""
+    """If there are two such moments, the latest past one; in a gap, the end of the gap. As in moments.txt."""
 
     def moment(case: str) -> str:
         zone, now, clock = case.split()

@@ -60,7 +60,7 @@ def restored(first: EngineUnderTest, settings: plain.Settings) -> EngineUnderTes
 
 
 def restore(pair: Pair) -> None:
-    """Replace the engine by a restored one, and let the oracle forget what that does not know: counts, the order of
+    """Replace the engine by a restored one, and let the oracle forget state that is not restored: counts, the order of
     equal deadlines, and for how long something has been silent or stale.
     """
     pair.perform(-1, PassTime(1_000_000))  # due operations would end on being restored

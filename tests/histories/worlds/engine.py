@@ -16,7 +16,7 @@ PATHS = ("engine",)
 FAULTS = ("none", "stall", "stop")
 FEATURES = tuple(OF_OPERATIONS)
 LENGTHS = (250, 250, 250, 1_000, 5_000)
-"""In steps; a history draws one of these."""
+"""Steps of a history, which draws one of these."""
 RECOUNT_EVERY = 64
 """Batches between two comparisons of all visible state; more if more is pending. After the other batches, only the
 state that they touched is compared.

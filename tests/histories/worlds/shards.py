@@ -48,7 +48,7 @@ KEYS_MAX: Final = 60
 VALUES_BYTES_MAX: Final = 200_000
 VALUE_BYTES: Final = 4_000
 KEYS_AT_ONCE: Final = (1, 1, 2, 16)
-"""Of the values of 16 keys some no longer fit into a result. An equal part of all limits is more than that."""
+"""The values of 16 keys do not all fit into a result. An equal part of all limits is more than that."""
 EVENTS_PER_CALL: Final = 8
 FLOOD: Final = 80
 """More keys, and more bytes of values, than there is room for."""
@@ -85,7 +85,7 @@ class ShardsWorld:
         self._folder: Final = folder
         self._chance: Final = history.chance
         self._random: Final = random.Random(history.seed)
-        """For what tasks draw at the same time, so that the rounds follow from the seed."""
+        """For concurrent draws of tasks, so that the rounds follow from the seed."""
         self._judge: Final = history.judge
         self._judge.rules.append(self._why_not_first)
         self._seen: Final = history.seen

@@ -56,7 +56,7 @@ class StopsWorld:
         """For each worker that was gone: how long after its timeout its wait failed, in listening time, which counts
         neither the stop nor the time to settle after it."""
         self.stalled_s = 0.0
-        """By how much the latest of short sleeps was late: a busy machine stalls the daemon as long as this process."""
+        """The longest delay of a short sleep: a busy machine stalls the daemon as long as this process."""
         self.faults: Final[list[str]] = []
         self._folder: Final = folder
         self._chance: Final = random.Random(seed)

@@ -151,7 +151,7 @@ def test_available_now_leaves_what_arrives_while_it_runs(
 def test_once_reads_what_is_there_in_one_micro_batch(
     with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """Of all sessions, whatever `maxRows` is; the next run continues from there, and acknowledges it."""
+    """It has all sessions, whatever `maxRows` is; the next run continues from there, and acknowledges it."""
     for session in ("one", "two"):
         end_some(daemon.client, session, 1, 20)
     reading = Reading(with_format, daemon.address, tmp_path, session="one, two", maxRows=6)
@@ -164,7 +164,7 @@ def test_once_reads_what_is_there_in_one_micro_batch(
 
 
 def test_triggers_that_need_a_continuous_source_are_refused(with_format: SparkSession, tmp_path: Path) -> None:
-    """With a sink that would have them. The message says that it is the source that cannot be read this way."""
+    """The sink would accept them. The message says that it is the source that cannot be read this way."""
     rows = with_format.readStream.format("purgatory").option("session", "nightly").load()
     writer = rows.writeStream.format("console").option("checkpointLocation", str(tmp_path / "checkpoint"))
     with pytest.raises(UnsupportedOperationException, match="purgatory does not support continuous processing"):
@@ -202,8 +202,8 @@ def test_a_daemon_without_a_journal_may_be_restarted_under_a_query(
 def test_a_micro_batch_whose_results_are_lost_fails_the_query(
     with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """It was begun and not committed, as after a kill, and the session has been created again since. Nobody would
-    notice if other results were read in its place.
+    """It was begun and not committed, as after a kill, and the session has been created again since. It would go
+    unnoticed if other results were read in its place.
     """
     reading = Reading(with_format, daemon.address, tmp_path)
     end_some(daemon.client, "nightly", 1, 5)

@@ -87,7 +87,7 @@ def test_end_offsets_are_exclusive_marks() -> None:
 
 
 def test_a_folder_that_is_no_checkpoint_says_nothing(tmp_path: Path) -> None:
-    """No commits, or damaged ones: what is not known is not told."""
+    """No commits, or damaged ones: nothing unknown is published."""
     assert committed_marks(str(tmp_path / "nothing")) == {}
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "3").write_text("v1\n{}")
@@ -196,7 +196,7 @@ def test_a_restart_with_nothing_new_tells_what_was_committed(
 def test_a_query_that_starts_anew_is_a_new_lineage(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """Without its checkpoint it reads all again: who named the old lineage is not answered by the new one."""
+    """Without its checkpoint it reads all again: the new lineage does not end waits that named the old one."""
     listen(daemon.address)
     first = LinesJob(spark, tmp_path / "first")
     again = LinesJob(spark, tmp_path / "again")

@@ -37,7 +37,7 @@ class TopicsOfStream:
             self._clients.create(topic, config={"retention.ms": "-1"})  # records may be of any time
 
     def send(self, records: Sequence[Record]) -> None:
-        """Registrations, then events: what tells the time must not be read first."""
+        """Registrations, then events: records that advance the time must not be read first."""
         for side, topic in TOPICS.items():
             for record in (one for one in records if one.side == side):
                 self._clients.producer.produce(topic, record.octets, key=record.caller, timestamp=record.at_ms)

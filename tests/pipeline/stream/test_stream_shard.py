@@ -121,7 +121,7 @@ def test_what_no_engine_could_take_is_set_aside(row: Row) -> None:
 
 
 def test_a_partition_of_which_nothing_is_known_but_its_name_survives() -> None:
-    """One item of two is answered before an event names its partition; at the end it tells that partition's mark."""
+    """One item of two is answered before an event names its partition; at the end it has that partition's mark."""
     first = produce(1, 1, -1, kind=DELETE_RECORDS, item_count=2)
     second = first | {"item": 1, "partition": 1, "offset": 5}
     shard = Shard()

@@ -104,7 +104,7 @@ def can_be_a_term(term: operation_pb2.Term) -> bool:
 
 
 def can_be_a_row(event: event_pb2.Event) -> bool:
-    """Rows have neither values nor decisions of signals, so what is refused for one is refused as a record."""
+    """Rows have neither values nor decisions of signals, so events that are refused for one are refused as records."""
     signal = event.key_signalled
     is_heartbeat = signal.HasField("count") and signal.count == 0
     has_more = signal.value or signal.HasField("decision")

@@ -249,7 +249,7 @@ async def test_shards_survive_the_loss_of_either_host(log_servers: LocalPostgres
             assert check_files(log, [member.data for member in members]) > 0
 
 
-# Disks that fill up, damage a file, or lose what was not synced.
+# Disks that fill up, damage a file, or lose unsynced data.
 
 FULL_BYTES = 16_384
 """No file may grow beyond. Enough for the daemon's log, and for one small group in the write-ahead log."""

@@ -278,7 +278,7 @@ async def register(caller: Caller, session_id: str, *operations: operation_pb2.O
 async def check_the_other(
     sender: Caller, other: Caller, client: aiohttp.ClientSession, sent: dict[str, str], name: str
 ) -> None:
-    """Waits of both principals expire together while both look on; two that were registered before are satisfied."""
+    """Waits of both principals expire together while both tail results; two registered earlier are satisfied."""
     async with asyncio.timeout(PATIENCE_S):
         tails = [one.stream("TailResults", wire.TailResultsRequest()) for one in (sender, other)]
         for tail in tails:

@@ -47,7 +47,7 @@ def register(host: Host, session: Session, count: int, topic: str = "orders") ->
 
 @given(st.integers(0, 9), st.integers(1, 1_000), st.lists(st.integers(0, 9), max_size=9))
 def test_a_share_leaves_room(times_free: int, limit: int, others: list[int]) -> None:
-    """At most `times_free` times what is then free; no account loses anything."""
+    """A share is at most `times_free` times the room that is then free; no account loses anything."""
     held_by_others = min(sum(others), limit)
     most = share(times_free, limit, held_by_others, 0)
     free = limit - held_by_others - most
@@ -77,7 +77,7 @@ def test_unread_answers_of_one_account_leave_room_for_another() -> None:
 
 
 def test_the_first_of_an_account_needs_only_a_free_place() -> None:
-    """Of a limit of few, shares are rounded down, in the end to nothing: each account gets one nevertheless."""
+    """Shares of a small limit are rounded down, eventually to nothing: each account gets one nevertheless."""
     shares = make_host()[0].shares
     held = [0] * 12
     for place in range(12):
