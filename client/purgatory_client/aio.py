@@ -481,7 +481,7 @@ class AsyncClient(SingleCalls):
     ) -> purgatory_service_pb2.AdvanceReceipt:
         if len(self._exchanges) == 1:
             if self._is_source:
-                request.all_shards = True  # whoever runs sources runs one for each shard
+                request.all_shards = True  # every shard has a source of its own
             try:
                 return await self._exchanges[0](request)
             except InvalidRequest as error:

@@ -39,7 +39,7 @@ def several(values: Iterable[T], argument: str) -> list[T]:
 
 
 def checked_type(value: object, kind: type[T] | tuple[type[T], ...], argument: str, remedy: str) -> T:
-    """Return `value` if it has this type. Raises InvalidRequest, with what to give instead (`remedy`)."""
+    """Return `value` if it has this type. Raises InvalidRequest, which states the `remedy`."""
     if not isinstance(value, kind):
         raise InvalidRequest(argument, f"{type(value).__name__} given; {remedy}")
     return value
@@ -97,7 +97,7 @@ def int64(value: int, field: str) -> int:
 
 
 def integer(value: int, field: str) -> int:
-    """Return `value`. Raises InvalidRequest for a truth value and for what is not an integer, such as "42"."""
+    """Return `value`. Raises InvalidRequest for a truth value and for anything that is not an integer, such as "42"."""
     try:
         if not isinstance(value, bool):
             return index(value)

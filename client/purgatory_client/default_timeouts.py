@@ -26,7 +26,7 @@ class DefaultTimeouts:
             rows = tomllib.loads(Path(path).read_text("utf-8")).get("timeout", [])
             own = [row for row in rows if row["principal"] == principal]
             self.timeouts_ms: Final = {(row["kind"], row["topic"]): int(row["timeout_ms"]) for row in own}
-            """By kind and topic; the topic of signals is empty."""
+            """Timeouts by kind and topic; the topic of signals is empty."""
         except (LookupError, TypeError, ValueError) as error:
             raise InvalidRequest("default_timeouts", f"not a file of purgatory-pipeline advise: {error}") from None
 

@@ -187,7 +187,7 @@ def in_sync_replicas(
     min_in_sync_replicas: int | None = None,
     leader_epoch: int | None = None,
 ) -> Event:
-    """The in-sync set has changed, or a change is proposed. What is None is unchanged.
+    """The in-sync set has changed, or a change is proposed. An argument that is None is unchanged.
 
     Args:
         name: The partition.

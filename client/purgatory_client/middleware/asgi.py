@@ -12,13 +12,13 @@ _Send = Callable[[_Message], Awaitable[None]]
 
 
 class ReadYourWrites(Middleware[AsyncClient]):
-    """Wait for the positions in a request's token before the application is called, and return a token of what the
-    handler wrote (`purgatory_client.middleware.wrote`) in the response.
+    """Wait for the positions in a request's token before the application is called, and return a token of the
+    handler's writes (`purgatory_client.middleware.wrote`) in the response.
 
     Wrap the whole application: a framework answers an exception of a handler outside of the middleware that was added
     to it, so that answer would have no token.
 
-    Only HTTP requests with a token wait. What is written after the response has begun is in no token. A request whose
+    Only HTTP requests with a token wait. Writes after the response has begun are in no token. A request whose
     positions are not reached in time is answered with 504, one with an invalid token with 400, and with 503 if the
     daemon cannot be reached, unless `on_timeout` says otherwise. The arguments are described at `Middleware`.
     """

@@ -151,7 +151,7 @@ class Exchange:
         return None
 
     def following(self, written: Positions) -> Positions:
-        """What the caller sends from now on: the positions that it sent, and those that were written."""
+        """The positions that the caller sends from now on: those that it sent, and the written ones."""
         # A write whose epoch is unknown may belong to a newer history than the one that the caller knows. With the
         # caller's epoch, its wait would end together with that history.
         unknown = written.offsets.keys() - written.leader_epochs.keys()
@@ -227,7 +227,7 @@ class Middleware(Generic[Client]):
         return await self._finish(client, begun) if isinstance(begun, Exchange) and begun.must_wait else begun
 
     def _begin(self, tokens: Iterable[str]) -> Exchange | Answer:
-        """What is done without the client, in any thread: all of it, if there is nothing to wait for or no answer."""
+        """The part that needs no client, in any thread: all of it if there is nothing to wait for, or no answer."""
         try:
             exchange = Exchange(tokens, self.prefixes, self._keys)
         except errors.PurgatoryClientError as error:

@@ -12,8 +12,8 @@ _T = TypeVar("_T")
 
 
 class ReadYourWrites(Middleware[Client]):
-    """Wait for the positions in a request's token before the application is called, and return a token of what the
-    handler wrote (`purgatory_client.middleware.wrote`) in the response.
+    """Wait for the positions in a request's token before the application is called, and return a token of the
+    handler's writes (`purgatory_client.middleware.wrote`) in the response.
 
     As `purgatory_client.middleware.asgi.ReadYourWrites`, with a blocking client. A server that forks must create the
     client in each of its workers.

@@ -122,7 +122,7 @@ class Collector:
                 return await self._read(call)
             # Repeating loses nothing: the stream is opened with `_used`, after which the daemon sends again.
             except (grpc.aio.AioRpcError, TimeoutError, Unavailable) as error:
-                # What was read but not returned is sent again: the next opening reports `_used`.
+                # Results that were read but not returned are sent again: the next opening reports `_used`.
                 self._leave()
                 await retry.pause(error)
             except BaseException:

@@ -39,7 +39,7 @@ class ArrivedMessage:
         self._message: Final = message
         self._count: Final = count
         self._item_total: Final = item_total
-        # Of the sixteen columns a message has four or five.
+        # A message has four or five of the sixteen columns.
         for field, values in message.ListFields():
             is_each = _IS_EACH_OPERATION.get(field.name)
             if is_each is not None and len(values) not in (1, count if is_each else item_total):
