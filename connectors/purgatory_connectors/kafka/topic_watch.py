@@ -182,7 +182,7 @@ class TopicWatch:
         """Number of partitions of each selected topic."""
         self._missing: defaultdict[str, int] = defaultdict(int)
         self._polls: Final[dict[tuple[int, bool], asyncio.Task[None]]] = {}
-        """Those in flight, by broker; True: of last stable offsets."""
+        """Polls in flight, by broker; True: of last stable offsets."""
         self._ids_at = -IDS_S
         self.stale_since: float | None = None
         """Time since which no broker has answered; None: one has."""

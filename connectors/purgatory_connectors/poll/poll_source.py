@@ -207,7 +207,7 @@ class PollSource(PolledSource[Positions]):
 
 
 def positions_of(value: object) -> dict[str, int]:
-    """The positions in what a system answered. Raises Unreadable."""
+    """The positions in a system's answer. Raises Unreadable."""
     if not isinstance(value, Mapping):
         value = {POSITION: value}
     if len(value) > MARKS_MAX:

@@ -51,7 +51,7 @@ _FLUSH_SOON: Final = b"SELECT pg_current_xact_id()"
 
 @dataclass(slots=True)
 class _Link:
-    """A connection, and what is known of its server for as long as it lasts."""
+    """A connection, and the facts about its server that hold as long as it lasts."""
 
     connection: _Connection
     system_id: int
