@@ -1,6 +1,6 @@
 """A host's calls in its archive: numbers, gaps, refusals, disk failures, crashes.
 
-Of the writer process and the link to it: sending never blocks, order is kept, losses are reported, and only the daemon
+The writer process and the link to it: sending never blocks, order is kept, losses are reported, and only the daemon
 ends the process.
 """
 

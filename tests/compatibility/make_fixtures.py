@@ -1,4 +1,4 @@
-"""Writes what this release publishes and leaves on disks, for the tests of later ones.
+"""Writes the packages of this release and files made by it, for the tests of later ones.
 
     python -m tests.compatibility.make_fixtures tests/compatibility/fixtures/0.1.0
 

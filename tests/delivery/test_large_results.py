@@ -1,4 +1,4 @@
-"""Results as large as they can be: a client with gRPC's default of 4 MiB reads each of them, and those behind it."""
+"""Results as large as they can be: a client with gRPC's default of 4 MiB reads each of them, and the ones after it."""
 
 import asyncio
 from collections.abc import AsyncIterator

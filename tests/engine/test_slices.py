@@ -1,4 +1,4 @@
-"""Calls that stop after an amount of work and are repeated: together they do what one unlimited call does."""
+"""Calls that stop after an amount of work and are repeated: together they have the effect of one unlimited call."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Planted faults: `python -m tests.histories --planted` applies one at a time to a copy, and prints when it was found.
 
-The engine of the copy is not compiled. A fault that is not found in the time is a gap in what histories draw or judge.
+The engine of the copy is not compiled. A fault that is not found in time is a gap in the histories or in their judge.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Every entry point of the HTTP server, with every kind of request framing and compression; and requests that once took
-the square of their length, or more, to be refused: each held the event loop for minutes. Uses the real daemon.
+"""Every entry point of the HTTP server, with every kind of request framing and compression; and requests whose
+refusal once took quadratic time or more: each held the event loop for minutes. Uses the real daemon.
 """
 
 import contextlib

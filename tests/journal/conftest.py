@@ -1,4 +1,4 @@
-"""Journals of daemons in the test's own process try again soon."""
+"""Journals of daemons in the test's own process retry soon."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Commands on a real Spark cluster of this machine. Its workers have only the packed environment of ours."""
+"""Commands on a real Spark cluster of this machine. Its workers have only this project's packed environment."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 """Streams that are killed, once each; `make stream-kills` does it for longer.
 
-After the kill they go on in the suite's own session.
+After the kill they continue in the suite's own session.
 """
 
 from pathlib import Path

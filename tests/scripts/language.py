@@ -1,4 +1,4 @@
-"""The language of the scripts: one call on each line, and indented below it what the call answered and ended.
+"""The language of the scripts: one call on each line and, indented below it, its answer and what it ended.
 
 A line consists of a verb, words and options (`name=value`, or the name alone for a flag). Options have the names of the
 fields in `tests.engine.plain`. docs/testing-scripts.md has the table of verbs.

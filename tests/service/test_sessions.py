@@ -1,4 +1,4 @@
-"""Sessions over real streams: take-overs, slow readers, heartbeats, and calls that are not as they should be.
+"""Sessions over real streams: take-overs, slow readers, heartbeats, and calls that break the rules.
 
 Ends of sessions: by a call, soon after they are finished, or when their time to live has passed. A cursor
 acknowledges results only of the incarnation in which it was issued.

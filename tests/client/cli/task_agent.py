@@ -2,7 +2,7 @@
 
     python -m tests.client.cli.task_agent ADDRESS FOLDER COUNT
 
-Of the task N, which waits for the signal `job-N`, the folder has N.task, its id, and then N.end, its end.
+For the task N, which waits for the signal `job-N`, the folder has N.task (its id) and then N.end (its end).
 """
 
 import asyncio

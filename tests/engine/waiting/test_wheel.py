@@ -1,6 +1,6 @@
 """The timing wheel and its heap: random histories compared with a plain dictionary of deadlines, and extreme values.
 
-The dictionary knows which slots must fire, and in which order. Where a slot is, when the wheel must come next and what
+The dictionary knows which slots must fire, and in which order. Where a slot is, when the wheel must run next and what
 its clocks show follows from the rules of a hierarchical wheel, which every step checks.
 """
 

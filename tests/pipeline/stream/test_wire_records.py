@@ -1,4 +1,4 @@
-"""Records of the wire as rows of a stream: the same answers as by the daemon's own way from the wire to the engine."""
+"""Records of the wire as rows of a stream: the same answers as on the daemon's own path from the wire to the engine."""
 
 import json
 from typing import Any
