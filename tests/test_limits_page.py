@@ -27,6 +27,7 @@ OF_ONE_CALLER: Final = {
 }
 OF_NO_CALLER: Final = {
     "files.BATCHES_WAITING_MAX": "batches of all callers, in the archive's process",
+    "end_history.ENDS_MAX": "ends of one log",
     "last_hour.SAMPLES_MAX": "totals of the daemon",
     "sizes.JOURNAL_CHANGE_ROWS_MAX": "rows that are then merged",
     "store.FREE_PAGES_KEPT": "pages of a file",

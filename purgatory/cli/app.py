@@ -37,6 +37,7 @@ GROUPS: Final = {
         "top": "Show a live view of pending operations, with keys to sort and filter. Without a terminal, print it "
         "once.",
         "tail": "Print results as they arrive, until Ctrl-C: your own, or everyone's with the role admin.",
+        "lag": "Show how far a group or a replica is behind, in offsets and in time, and when it will have caught up.",
         "hot": "List the partitions and keys that most operations wait on.",
     },
     "Operate": {
@@ -63,7 +64,7 @@ GROUPS: Final = {
 SUMMARIES: Final = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 MODULES: Final = {
     "purgatory.cli.wait:": ("wait", "caught-up"),
-    "purgatory.cli.ready:": ("ready",),
+    "purgatory.cli.ready:": ("ready", "lag"),
     "purgatory.cli.operations:": ("mcp", "status", "ls", "show", "top", "cancel", "extend", "close", "dead-letters"),
     "purgatory.cli.advance:": ("advance", "signal"),
     "purgatory.cli.tail:": ("tail", "hot"),

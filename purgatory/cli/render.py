@@ -420,7 +420,7 @@ def console_for_data() -> Console:
     return console if console.is_terminal else Console(emoji=False, highlight=False, width=PLAIN_WIDTH)
 
 
-def print_either(document: dict[str, Any], *lines: str) -> None:
+def print_either(document: dict[str, Any], *lines: str | Table) -> None:
     """Print the document, with `--json`, or the lines (rich's markup)."""
     if AS_JSON.get():
         print_json(document)
@@ -428,7 +428,7 @@ def print_either(document: dict[str, Any], *lines: str) -> None:
         print_lines(*lines)
 
 
-def print_lines(*lines: str, soft_wrap: bool = False) -> None:
+def print_lines(*lines: str | Table, soft_wrap: bool = False) -> None:
     console = console_for_data()
     for line in lines:
         console.print(line, soft_wrap=soft_wrap)

@@ -9,6 +9,7 @@ from purgatory.extension import Extension, settings_class
 from purgatory.extensions.archive.extension import ArchiveExtension
 from purgatory.extensions.connectors.extension import ConnectorsExtension
 from purgatory.extensions.fleet.extension import FleetExtension
+from purgatory.extensions.lag.extension import LagExtension
 from purgatory.extensions.page.extension import PageExtension
 from purgatory.extensions.ready.extension import ReadyExtension
 from purgatory.extensions.tracing.extension import TracingExtension
@@ -21,6 +22,7 @@ ALL: Final[tuple[type[Extension], ...]] = (
     WebhooksExtension,
     PageExtension,
     ReadyExtension,
+    LagExtension,
     ConnectorsExtension,
 )
 """In the order in which they open. They close in reverse order, after the host: connectors first, which would otherwise

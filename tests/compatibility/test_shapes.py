@@ -28,7 +28,7 @@ CHANGED: Final[dict[str, str]] = {}
 """Changes since the last release that docs/compatibility.md allows, each with its line in CHANGELOG.md."""
 AT_TIMES: Final = re.compile(r"\.(\w+Ms|pacePerSecond): \w+$")
 """Fields over HTTP that are left out if they are 0, or not known yet. `buf breaking` compares their names."""
-NEED_A_SOURCE: Final = {"caught-up", "ready"}
+NEED_A_SOURCE: Final = {"caught-up", "lag", "ready"}
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compatibility")]
 
 

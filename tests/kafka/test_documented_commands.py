@@ -62,7 +62,7 @@ def test_commands_and_test_kit_of_the_pages(clients: ClusterClients, start_daemo
     processed_orders(clients)
     try:
         daemon = start_daemon(*sources_about("kafka", clients.bootstrap))
-        commands = commands_about("kafka/", "group=billing", '"$token"')
+        commands = commands_about("kafka/", "group=billing", "purgatory lag", '"$token"')
         script = "\n".join([UNTIL_KNOWN, "set -e", *commands]).replace("exec my-service", "true")
         script = script.replace("127.0.0.1:7441", daemon.http_address)
         environment = {"PURGATORY_ADDRESS": daemon.address, "PURGATORY_HTTP_URL": f"http://{daemon.http_address}"}

@@ -29,6 +29,7 @@ from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusa
 from purgatory.engine.calls import Apply, Register
 from purgatory.engine.completions import Completions
 from purgatory.extensions.fleet.fleet_view import LEADING, FleetView
+from purgatory.extensions.lag.extension import lag_metrics
 from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.listener import Called, Completed
 from purgatory.service.listeners.refusal_log import INTERVAL_MS, SUBJECTS_MAX, RefusalLog
@@ -113,9 +114,10 @@ def scraped_in(folder: Path) -> tuple[list[Metric], list[Metric]]:
 
 
 def with_current_rows(page: str, families: list[Metric]) -> str:
-    """The page with the rows of its tables regenerated. Metrics of a fleet are added: this daemon has no log."""
+    """The page with the rows of its tables regenerated. Metrics of a fleet and of groups are added: it has none."""
     rows = {}
-    for family in [*families, *FleetView(LEADING, 0, 0, 0, -1, 0.0).metrics()]:
+    lags = lag_metrics([{"mark": "kafka/billing/orders", "partition": 0, "lag": 1, "ageMs": 1, "isAtLeast": True}])
+    for family in [*families, *FleetView(LEADING, 0, 0, 0, -1, 0.0).metrics(), *lags]:
         name = f"{family.name}{'_total' if family.type == 'counter' else ''}"
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
         shown = ", ".join(f"`{label}`" for label in labels) or "-"

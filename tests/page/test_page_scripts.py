@@ -236,7 +236,7 @@ def violations(page: Page, source: str) -> list[str]:
 VIEWS = (
     "now", "wheel", "waits", "partitions", "sessions", "hour", "webhooks", "ends",
     f"operation?session={SESSION}&id=2", f"session?session={SESSION}", "partition?topic=orders&partition=2",
-    "key?key=nightly-3",
+    "key?key=nightly-3", "lag?group=billing",
 )  # fmt: skip
 LOADED = (HERE / "loaded.js").read_text("utf-8")
 RIGHT_EDGE = """() => Math.max(...[...document.querySelectorAll("main .scroll, main .plots, main .figures")]

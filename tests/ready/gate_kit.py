@@ -100,8 +100,10 @@ async def ask(
     return await send("GET", http_address, f"{query}&{more}", headers)
 
 
-async def send(method: str, http_address: str, query: str, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
+async def send(
+    method: str, http_address: str, query: str, headers: Mapping[str, str] | None = None, page: str = "ready"
+) -> tuple[int, Any]:
     """Status and JSON of a request with exactly this query."""
-    url = f"http://{http_address}/v1/ready?{query}"
+    url = f"http://{http_address}/v1/{page}?{query}"
     async with aiohttp.ClientSession(headers=headers) as client, client.request(method, url) as answer:
         return answer.status, await answer.json()

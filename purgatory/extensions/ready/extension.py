@@ -6,11 +6,9 @@ to an account, are limited in number, are listed by `purgatory ls`, and are drop
 request.
 """
 
-import asyncio
 import json
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
@@ -19,12 +17,11 @@ from urllib.parse import urlencode
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
-from google.protobuf.message import Message
 from google.rpc import code_pb2
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.sources.source_names import kafka_group, kafka_topic
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from purgatory.engine.batches import OperationBatch, PartitionName
 from purgatory.engine.codes import PRODUCE, SATISFIED
@@ -33,7 +30,6 @@ from purgatory.extension import Core, Extension, HttpParts
 from purgatory.service.errors import BatchRejected, RpcError, from_refusal, invalid_argument, unavailable
 from purgatory.service.host import Host
 from purgatory.service.http import http_calls
-from purgatory.service.http.connect_errors import error_response, wrong_method
 from purgatory.service.http.server_sent_events import parameters_of
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.source_calls import checked_topics
@@ -180,10 +176,7 @@ class ReadyGates:
         `RpcError` if a wait is refused.
         """
         try:
-            async with asyncio.timeout(LOOKUP_S):
-                ends = await self._host.source_links.ends(topics, call.account.principal)
-        except TimeoutError:
-            return f"the source has not answered within {LOOKUP_S:g} s where the logs end"
+            ends = await self._host.source_links.ends(topics, call.account.principal, limit_s=LOOKUP_S)
         except RpcError as refused:
             if refused.code != code_pb2.UNAVAILABLE:
                 raise
@@ -271,56 +264,6 @@ def _trust(certificate_file: Path | None) -> ssl.SSLContext:
 NAMES_MAX: Final = 1_000
 
 
-class ReadyPage:
-    """The ASGI application. A request needs the permissions of `GetSourceEnds`, and is limited and counted like it.
-
-    `GET /v1/ready?name=POD&group=billing&topics=orders`: 200 once a gate is ready, 503 before, with its state as JSON.
-    `marks` in place of `group` and `topics` names marks of any source: `marks=pg/main/all`. Several names, separated by
-    commas in `names`, are several gates on the same marks: the answer lists them, and is 200 once all are ready. With
-    shards, any of them can be asked: requests for gates of another one are passed on to it.
-    """
-
-    def __init__(self, gates: ReadyGates, methods: http_calls.HttpMethods, certificate_file: Path | None) -> None:
-        self._gates: Final = gates
-        self._certificate_file: Final = certificate_file
-        self._methods: Final = methods
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer: Response
-        if scope["method"] not in {"GET", "HEAD"}:
-            answer = wrong_method(scope["path"], scope["method"], {"Allow": "GET, HEAD"})
-        else:
-            try:
-                answer = await self._answer(scope)
-            except RpcError as refused:
-                answer = error_response(refused)
-            answer.headers["Cache-Control"] = "no-store"
-        await answer(scope, receive, send)
-
-    async def _answer(self, scope: Scope) -> Response:
-        parameters = parameters_of(scope, "name", "names", "group", "topics", "marks")
-        names, marks, states = _names(parameters), _marks(parameters), dict[str, GateState]()
-        may_pass_on = http_calls.header_of(scope, PASSED_ON) is None and http_calls.certificate_of(scope) is None
-        elsewhere = self._gates.elsewhere(names, may_pass_on=may_pass_on)
-        own = list(set(names).difference(*elsewhere.values()))
-
-        async def look(_asked: object, call: Call) -> Message | None:
-            states.update(zip(own, await self._gates.states(own, marks, call), strict=True))
-            for url, asked in elsewhere.items():
-                query = parameters | {"names" if "names" in parameters else "name": ",".join(asked)}
-                found = await states_elsewhere(url, query, scope, self._certificate_file)
-                states.update(zip(asked, found, strict=True))
-            return None
-
-        method = replace(self._methods.by_name["GetSourceEnds"], serve=look)
-        async with http_calls.entered(self._methods, method, http_calls.HttpContext(scope)) as call:
-            await call.run(http_calls.already_decoded(None))
-        gates = [{"name": name, **states[name]} for name in names]
-        is_ready = all(state["ready"] for state in states.values())
-        content = {"ready": is_ready, "gates": gates} if "names" in parameters else gates[0]
-        return JSONResponse(content, HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
-
-
 def _names(parameters: dict[str, str]) -> list[str]:
     if ("name" in parameters) == ("names" in parameters):
         raise invalid_argument("name", "give either name or names")
@@ -349,14 +292,36 @@ def _marks(parameters: dict[str, str]) -> list[str]:
 
 
 class ReadyExtension(Extension):
+    """`GET /v1/ready?name=POD&group=billing&topics=orders`: 200 once a gate is ready, 503 before, with its state as
+    JSON. `marks` in place of `group` and `topics` names marks of any source: `marks=pg/main/all`. Several names,
+    separated by commas in `names`, are several gates on the same marks: the answer lists them, and is 200 once all are
+    ready. With shards, any of them can be asked: requests for gates of another one are passed on to it.
+    """
+
     name = "ready"
 
     def __init__(self, core: Core) -> None:
-        self._gates = ReadyGates(core.host)
-        self._certificate = core.settings.tls.certificate_file
+        self._gates: Final = ReadyGates(core.host)
+        self._certificate_file: Final = core.settings.tls.certificate_file
 
     def routes(self, methods: http_calls.HttpMethods) -> HttpParts:
-        return HttpParts(applications={"/v1/ready": ReadyPage(self._gates, methods, self._certificate)})
+        return HttpParts(applications={"/v1/ready": http_calls.page(methods, "GetSourceEnds", self._answer)})
+
+    async def _answer(self, scope: Scope, call: Call) -> Response:
+        parameters = parameters_of(scope, "name", "names", "group", "topics", "marks")
+        names, marks = _names(parameters), _marks(parameters)
+        may_pass_on = http_calls.header_of(scope, PASSED_ON) is None and http_calls.certificate_of(scope) is None
+        elsewhere = self._gates.elsewhere(names, may_pass_on=may_pass_on)
+        own = list(set(names).difference(*elsewhere.values()))
+        states = dict(zip(own, await self._gates.states(own, marks, call), strict=True))
+        for url, asked in elsewhere.items():
+            query = parameters | {"names" if "names" in parameters else "name": ",".join(asked)}
+            found = await states_elsewhere(url, query, scope, self._certificate_file)
+            states.update(zip(asked, found, strict=True))
+        gates = [{"name": name, **states[name]} for name in names]
+        is_ready = all(state["ready"] for state in states.values())
+        content = {"ready": is_ready, "gates": gates} if "names" in parameters else gates[0]
+        return JSONResponse(content, HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     def serving(self) -> None:
         self._gates.is_open = True

@@ -16,11 +16,13 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import code_pb2
-from starlette.types import Scope
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from purgatory.service.access.account import Account
 from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.http.connect_codecs import FairThread
+from purgatory.service.http.connect_errors import error_response, wrong_method
 from purgatory.service.http.http_connection import CONNECTION
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.call_gate import Admission, AdmissionRules, CallGate
@@ -247,6 +249,25 @@ def already_decoded(request: Message | None) -> Callable[[], Awaitable[Message |
         return request
 
     return decode
+
+
+def page(methods: HttpMethods, method: str, answer: Callable[[Scope, Call], Awaitable[Response]]) -> ASGIApp:
+    """A page that is not cached. Requests count as calls of a method of the service; `answer` may raise `RpcError`."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in {"GET", "HEAD"}:
+            response: Response = wrong_method(scope["path"], scope["method"], {"Allow": "GET, HEAD"})
+        else:
+            served = replace(methods.by_name[method], serve=cast("Any", lambda _, call: answer(scope, call)))
+            try:
+                async with entered(methods, served, HttpContext(scope)) as call:
+                    response = cast("Response", await call.run(already_decoded(None)))
+            except RpcError as refused:
+                response = error_response(refused)
+            response.headers["Cache-Control"] = "no-store"
+        await response(scope, receive, send)
+
+    return application
 
 
 Answer = TypeVar("Answer")

@@ -254,15 +254,21 @@ class SourceLinks:
         for link in self._links:
             link.finish(unavailable(SHUTTING_DOWN))
 
-    async def ends(self, topics: Sequence[str], principal: str, as_of_ms: int | None = None) -> list[LogEnd]:
+    async def ends(
+        self, topics: Sequence[str], principal: str, as_of_ms: int | None = None, limit_s: float | None = None
+    ) -> list[LogEnd]:
         """Return where topics end, or ended at a time (milliseconds since the epoch), as determined by their sources
-        after this call of a principal. Raises `RpcError`.
+        after this call of a principal. Raises `RpcError`, also if this takes longer than `limit_s`.
         """
         topics_of: defaultdict[tuple[AttachedSource, ...], list[str]] = defaultdict(list)
         for topic in topics:
             topics_of[self._to_ask(topic)].append(topic)
         questions = [(links, EndsQuestion(frozenset(asked), as_of_ms)) for links, asked in topics_of.items()]
-        answers = await asyncio.gather(*(_first_answer(links, question, principal) for links, question in questions))
+        try:
+            async with asyncio.timeout(limit_s):
+                answers = await asyncio.gather(*(_first_answer(*asked, principal) for asked in questions))
+        except TimeoutError:
+            raise unavailable(f"the source has not answered within {limit_s:g} s where the logs end") from None
         return [end for answer in answers for end in answer]
 
     def _to_ask(self, topic: str) -> tuple[AttachedSource, ...]:

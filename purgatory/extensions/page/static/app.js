@@ -8,6 +8,7 @@ import { showNow } from "./now.js";
 import { showOperation } from "./operation.js";
 import { showKey, showPartition, showPartitions } from "./partition.js";
 import { showHour } from "./hour.js";
+import { showLag } from "./lag.js";
 import { showSession } from "./session.js";
 import { isSearching, showSearch, startSearch } from "./search.js";
 import { showSessions } from "./sessions.js";
@@ -26,12 +27,13 @@ const VIEWS = {
   partitions: showPartitions,
   partition: showPartition,
   key: showKey,
+  lag: showLag,
   session: showSession,
   sessions: showSessions,
   webhooks: showWebhooks,
   ends: showEnds,
 };
-const PARENTS = { operation: "waits", key: "waits", partition: "partitions", session: "sessions" };
+const PARENTS = { operation: "waits", key: "waits", partition: "partitions", lag: "partitions", session: "sessions" };
 
 const byId = (id) => document.getElementById(id);
 const main = byId("view");

@@ -39,6 +39,12 @@ export async function call(method, request) {
   return response.json();
 }
 
+export async function read(path, parameters, signal) {
+  const response = await fetch(`${path}?${new URLSearchParams(parameters)}`, { headers: headers(), cache: "no-store", signal });
+  if (!response.ok) throw await refusedBy(response);
+  return response.json();
+}
+
 // Until the signal is aborted: calls take(data) with each picture, and refused(error) if the daemon refuses.
 // told: {run(id), state(name, text), refused(error)}
 export async function follow(path, parameters, take, told, signal) {

@@ -1,6 +1,7 @@
 // Partitions and keys: their marks, the replicas that hold the high watermark back, and the waiting operations.
 
 import { copying, Curve, element, Figures, setText, Table, titled } from "./elements.js";
+import { groupOf, lagLink } from "./lag.js";
 import { followPending } from "./pending.js";
 import { count, counted, duration, nameLink, nameText, offset, visible } from "./text.js";
 
@@ -52,7 +53,9 @@ export function showPartition(page) {
   ], "No other replica is known.");
   const name = nameText([topic, partition]);
   const known = [curve.element, figures.element];
-  page.add(titled(element("h1", {}, name), copying(`${topic}-${partition}`)), held, ...known, element("h2", {}, "Replicas"), replicas.element);
+  const group = groupOf(topic);
+  const lag = group ? [element("p", {}, element("a", { href: lagLink(group) }, `How far ${visible(group)} is behind`))] : [];
+  page.add(titled(element("h1", {}, name), copying(`${topic}-${partition}`)), held, ...lag, ...known, element("h2", {}, "Replicas"), replicas.element);
   for (const one of known) one.hidden = true;
   let goals = [];
   page.onRefused = (error) => setText(held, error.code === "not_found" ? `Nothing has been reported for ${name}, and nothing waits for it. Is the name spelled as its source spells it?` : visible(error.message));
