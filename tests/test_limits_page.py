@@ -44,6 +44,7 @@ BY_VARIABLE: Final = {
     "call_gate.CALLS_MAX",
     "call_gate.CALLS_PER_CALLER_MAX",
     "call_gate.CALLS_QUEUED_PER_CALLER_MAX",
+    "extension.OWN_MAX",
     "grpc_options.CALLS_PER_CONNECTION_MAX",
     "grpc_options.CONNECTIONS_MAX",
     "http_connection.CONNECTIONS_MAX",

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,32 @@ async def test_lag_is_unknown_if_the_source_fails(run_daemon: RunDaemon, monkeyp
         source.ends[0] = 12
         await until(daemon.http_address, lambda row: row.get("lag") == 2 and "not authorized" in row["reason"])
     await until(daemon.http_address, lambda row: row.get("lag") == 2 and "not attached" in row.get("reason", ""))
+
+
+async def test_caller_with_many_groups_ends_the_following_of_its_own(
+    run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(extension, "OWN_MAX", extension.GROUP_MIN)
+    policy = '[[grant]]\nto = ["web", "greedy"]\nroles = ["wait", "advance", "observe"]\ntopics = ["kafka/*"]\n'
+    flags = access_flags(tmp_path, policy)
+    tokens = {one: add_token(tmp_path / "tokens", one) for one in ("web", "greedy")}
+    daemon = await run_daemon(*flags, "--lag-poll-ms", "100")
+
+    async def is_followed(principal: str, group: str) -> bool:
+        headers = {"Authorization": f"Bearer {tokens[principal]}"}
+        [row] = (await send("GET", daemon.http_address, f"group={group}", headers, page="lag"))[1]["partitions"]
+        return "endPerSecond" in row
+
+    async with (
+        log_source(daemon.address, 10, token=tokens["web"]),
+        AsyncClient(daemon.address, token=tokens["web"]) as client,
+    ):
+        for group in ("billing", "audit", "mail"):
+            await client.advance(f"kafka/{group}/orders-0", high_watermark=1)
+        await eventually(lambda: is_followed("web", "billing"))
+        for group in ("audit", "mail"):
+            await eventually(partial(is_followed, "greedy", group))
+        assert [await is_followed("web", "billing"), await is_followed("greedy", "audit")] == [True, False]
 
 
 async def test_caller_sees_only_marks_that_it_may_wait_on(run_daemon: RunDaemon, tmp_path: Path) -> None:

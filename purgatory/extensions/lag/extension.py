@@ -33,8 +33,10 @@ PRINCIPAL: Final = "purgatory-lag"
 ANSWER_S: Final = 4.0
 KEPT_MS: Final = 3_600_000
 """A group that no setting names is followed for this long after the last question about it."""
-GROUPS_MAX: Final = 100
-"""The most groups that no setting names; of others, each answer begins a new history."""
+OWN_MAX: Final = 2_000
+"""Positions followed because one principal asked, those of its last questions, so that others have room."""
+GROUP_MIN: Final = 20
+"""A group counts as at least so many, as each costs time when the marks of groups are looked up."""
 LOGS_MAX: Final = 10_000
 """Partitions with a history: at most 120 MB."""
 PACE_READINGS: Final = 12
@@ -88,7 +90,8 @@ class LagExtension(Extension, Listener):
         self._host: Final = core.host
         self._poll_ms: Final = settings.poll_ms
         self._always: Final = tuple(map(marks_of, settings.groups.split()))
-        self._asked_ms: dict[str, int] = {}
+        self._asked: dict[tuple[str, str], tuple[int, int]] = {}
+        """When a principal last asked for a group, the latest at the end, and how many positions it had."""
         self._histories: dict[PartitionName, EndHistory] = {}
         self._failed: dict[str, str] = {}
         """Why the last reading of a log failed; empty: it has not."""
@@ -121,10 +124,17 @@ class LagExtension(Extension, Listener):
         if not allowed.meets_prefix(prefix):  # whether the group exists or not
             raise self._host.sessions.accounts.audit.denied(call.account.principal, WAIT, f"topics {quoted(prefix)}")
         names = [name for name in await self._positions(prefix) if name[0] in allowed]
-        if names and (prefix in self._asked_ms or len(self._asked_ms) < GROUPS_MAX):
-            self._asked_ms[prefix] = self._host.time.now_ms()
+        if names:
+            self._follow(call.account.principal, prefix, len(names))
         await self._read(names)
         return JSONResponse({"group": group, "pollMs": self._poll_ms, "partitions": [*map(self._row, names)]})
+
+    def _follow(self, principal: str, prefix: str, count: int) -> None:
+        self._asked.pop((principal, prefix), None)
+        self._asked[principal, prefix] = self._host.time.now_ms(), max(GROUP_MIN, count)
+        own = [asked for asked in self._asked if asked[0] == principal]
+        while sum(self._asked[asked][1] for asked in own) > OWN_MAX:
+            del self._asked[own.pop(0)]
 
     def _row(self, name: PartitionName) -> dict[str, Any]:
         """The lag of a position as JSON (docs/lag.md). What is unknown is left out."""
@@ -170,8 +180,8 @@ class LagExtension(Extension, Listener):
                 LOGGER.exception("reading the lag of groups failed; will be retried")
 
     async def _poll(self, now_ms: int) -> None:
-        self._asked_ms = {group: at_ms for group, at_ms in self._asked_ms.items() if now_ms - at_ms <= KEPT_MS}
-        names = await self._positions(*self._always, *self._asked_ms)
+        self._asked = {one: asked for one, asked in self._asked.items() if now_ms - asked[0] <= KEPT_MS}
+        names = await self._positions(*self._always, *(prefix for _, prefix in self._asked))
         logs = set(map(self._log_of, names))
         self._histories = {log: history for log, history in self._histories.items() if log in logs}
         self._failed = {topic: self._failed.get(topic, "") for topic, _ in logs}
