@@ -7,7 +7,7 @@ import { count, counted, duration, nameLink, nameText, offset, rate, visible } f
 // The group of a mark as `purgatory lag` takes it: "billing" of kafka/billing/orders, "pg/main/all" itself. Empty: none.
 export function groupOf(topic) {
   const parts = topic.split("/");
-  if (parts.length !== 3) return "";
+  if (parts.length < 3) return "";
   return parts[0] !== "kafka" ? topic : parts[1].includes("%") ? `kafka/${parts[1]}/` : parts[1];
 }
 
