@@ -34,9 +34,7 @@ ANSWER_S: Final = 4.0
 KEPT_MS: Final = 3_600_000
 """A group that no setting names is followed for this long after the last question about it."""
 OWN_MAX: Final = 2_000
-"""Positions followed because one principal asked, those of its last questions, so that others have room."""
-GROUP_MIN: Final = 20
-"""A group counts as at least so many, as each costs time when the marks of groups are looked up."""
+"""Positions followed because one principal asked, in its last questions. A group counts as 20 at least."""
 LOGS_MAX: Final = 10_000
 """Partitions with a history: at most 120 MB."""
 PACE_READINGS: Final = 12
@@ -125,16 +123,13 @@ class LagExtension(Extension, Listener):
             raise self._host.sessions.accounts.audit.denied(call.account.principal, WAIT, f"topics {quoted(prefix)}")
         names = [name for name in await self._positions(prefix) if name[0] in allowed]
         if names:
-            self._follow(call.account.principal, prefix, len(names))
+            self._asked.pop((call.account.principal, prefix), None)
+            self._asked[call.account.principal, prefix] = self._host.time.now_ms(), max(OWN_MAX // 100, len(names))
+            own = [asked for asked in self._asked if asked[0] == call.account.principal]
+            while sum(self._asked[asked][1] for asked in own) > OWN_MAX:
+                del self._asked[own.pop(0)]
         await self._read(names)
         return JSONResponse({"group": group, "pollMs": self._poll_ms, "partitions": [*map(self._row, names)]})
-
-    def _follow(self, principal: str, prefix: str, count: int) -> None:
-        self._asked.pop((principal, prefix), None)
-        self._asked[principal, prefix] = self._host.time.now_ms(), max(GROUP_MIN, count)
-        own = [asked for asked in self._asked if asked[0] == principal]
-        while sum(self._asked[asked][1] for asked in own) > OWN_MAX:
-            del self._asked[own.pop(0)]
 
     def _row(self, name: PartitionName) -> dict[str, Any]:
         """The lag of a position as JSON (docs/lag.md). What is unknown is left out."""
