@@ -25,17 +25,13 @@ from purgatory.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory.command_line import NUMBER, Whole
 
 
-def _as_of(text: str) -> datetime:
-    return parsing.moment_of(text, datetime.now(UTC))
-
-
 @client_command(WAITS)
 @marks_argument(help="Marks without partition numbers: kafka/GROUP/TOPIC, kafka/TOPIC, pg/NAME/SERVER.")
 @parsing.TIMEOUT
 @parsing.flag("--token", help="Print the current end positions for `purgatory wait TOKEN` instead of waiting.")
 @click.option(
     "--as-of",
-    type=_as_of,
+    type=lambda text: parsing.moment_of(text, datetime.now(UTC)),
     metavar="TIME",
     help="Everything written before this time: the last 00:00 (local time), or 2025-03-01T00:00:00Z.",
 )

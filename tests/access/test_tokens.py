@@ -228,19 +228,14 @@ def test_policy_check_prints_each_fault_with_its_place(tmp_path: Path, capsys: p
     assert policy_command(["check", str(path), "--as", "a", "--may", "rule", "x"]) == 2
 
 
-def _read_key_set(path: Path) -> None:
-    asyncio.run(JsonWebTokens(str(path), "issuer", "audience", "sub").load())
-
-
-def _read_certificate(path: Path) -> None:
-    read_tls_material(TlsSettings(certificate_file=path, key_file=path), datetime.now(UTC))
-
-
 READERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
     "policy": (read_policy, AccessError),
     "tokens": (read_tokens, AccessError),
-    "key set": (_read_key_set, AccessError),
-    "certificate": (_read_certificate, CannotUseCertificates),
+    "key set": (lambda path: asyncio.run(JsonWebTokens(str(path), "issuer", "audience", "sub").load()), AccessError),
+    "certificate": (
+        lambda path: read_tls_material(TlsSettings(certificate_file=path, key_file=path), datetime.now(UTC)),
+        CannotUseCertificates,
+    ),
     "webhook secrets": (WebhookSigner.from_file, CannotSendWebhooks),
     "webhook authorities": (
         lambda path: _ssl_context(WebhooksSettings(allowed_hosts="a", secret_file=path, ca_file=path)),

@@ -171,12 +171,8 @@ def test_another_writer_goes_on_where_one_was_killed(start_daemon: StartDaemon, 
 def is_another(daemon: DaemonProcess, before: int, died: int) -> bool:
     """Whether `died` writers have died, and one other than `before` has started."""
     writers = children_of(daemon.process.pid)
-    return archive_metric(daemon, "errors_total") >= died and bool(writers) and writers != [before]
-
-
-def archive_metric(daemon: DaemonProcess, name: str) -> float:
-    """The value of a metric of the archive, summed over all tables."""
-    return sum(sums_by_kind(fetch_page(daemon, "/metrics")[1], f"purgatory_archive_{name}").values())
+    errors = sums_by_kind(fetch_page(daemon, "/metrics")[1], "purgatory_archive_errors_total")
+    return sum(errors.values()) >= died and bool(writers) and writers != [before]
 
 
 def test_a_place_that_is_of_no_use_ends_the_start_in_one_line(tmp_path: Path) -> None:

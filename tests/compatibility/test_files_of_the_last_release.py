@@ -173,10 +173,6 @@ def newer_lineages(files: Path) -> None:
     LineageStore(files)
 
 
-def newer_token(_: Path) -> None:
-    Positions.of_token("at9." + FACTS["positions"][0][4:])
-
-
 @pytest.mark.slow  # one of them starts a program
 @pytest.mark.parametrize(
     ("read", "error", "remedy"),
@@ -187,7 +183,7 @@ def newer_token(_: Path) -> None:
         (newer_archive, ArchiveUnusable, "has schema version 2, .*: use the purgatory-pipeline of the release"),
         (newer_shard, PipelineError, "in format 2; .*: use the one that saved it"),
         (newer_lineages, SourceRefused, "has version 99; .* upgrade it, or remove the file"),
-        (newer_token, InvalidRequest, "'at9..*upgrade this program"),
+        (lambda _: Positions.of_token(f"at9.{FACTS['positions'][0][4:]}"), InvalidRequest, "at9..*upgrade this"),
     ],
 )
 def test_files_of_a_newer_release_are_refused_with_the_remedy(

@@ -23,6 +23,8 @@ from tests.kit.proxy import FaultyProxy, proxy_thread
 from tests.strangers.client_builds import BUILT
 from tests.strangers.test_clients import BUILDS, WAITS, advance, advance_and_cut, as_expected, expected_lines, started
 
+pytestmark = pytest.mark.slow  # programs, of which some are compiled
+
 PROGRAM: Final = Path(scenario.__file__)
 RELEASES: Final = ("last", "this")
 GONE: Final = frozenset[str]()
@@ -55,7 +57,6 @@ def daemons(paths: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
         }
 
 
-@pytest.mark.slow  # programs
 @pytest.mark.xdist_group("compatibility")
 @pytest.mark.parametrize("daemon", RELEASES)
 @pytest.mark.parametrize("client", RELEASES)
@@ -80,7 +81,6 @@ def test_client_and_daemon_of_two_releases_work_together(
     assert lines == [["satisfied", "True", "0"], ["expired", "EXPIRED"], ["value", "artifact-7"], ["resumed", "True"]]
 
 
-@pytest.mark.slow  # compilers
 @pytest.mark.xdist_group("strangers")
 @pytest.mark.parametrize("daemon", RELEASES)
 @pytest.mark.parametrize("client", RELEASES)
@@ -107,7 +107,6 @@ def offered(module: str, path: str, words: Sequence[str] = ()) -> Iterator[str]:
         yield from offered(module, path, (*words, command))
 
 
-@pytest.mark.slow  # many programs
 @pytest.mark.xdist_group("compatibility")
 @pytest.mark.parametrize("module", ["purgatory", "purgatory_connectors"])
 def test_commands_and_options_of_the_last_release_are_still_there(module: str, paths: dict[str, str]) -> None:
@@ -116,7 +115,6 @@ def test_commands_and_options_of_the_last_release_are_still_there(module: str, p
     assert last - this <= GONE
 
 
-@pytest.mark.slow  # as above
 @pytest.mark.xdist_group("compatibility")
 def test_metrics_of_the_last_release_are_still_there(daemons: dict[str, DaemonProcess]) -> None:
     names = {}

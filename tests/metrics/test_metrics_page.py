@@ -89,12 +89,6 @@ async def use(daemon: DaemonThread, folder: Path) -> None:
                 await asyncio.sleep(0.01)
 
 
-def series_of(families: list[Metric]) -> set[tuple[str, str]]:
-    return {
-        (sample.name, json.dumps(sample.labels, sort_keys=True)) for family in families for sample in family.samples
-    }
-
-
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Metric], list[Metric]]:
     """The metrics of a daemon before anything has happened, and after a bit of everything."""
@@ -135,7 +129,10 @@ def test_metrics_page_is_current(scraped: tuple[list[Metric], list[Metric]]) -> 
 
 def test_every_series_is_there_from_the_start(scraped: tuple[list[Metric], list[Metric]]) -> None:
     """Except for a source that attaches, so `increase()` never misses a first value."""
-    before, after = map(series_of, scraped)
+    before, after = (
+        {(sample.name, json.dumps(sample.labels, sort_keys=True)) for family in families for sample in family.samples}
+        for families in scraped
+    )
     assert before
     assert {name for name, _ in after - before} <= {
         "purgatory_source_up",

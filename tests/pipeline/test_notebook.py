@@ -14,10 +14,11 @@ from tests.pipeline.archive.histories import small_history
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.notebooks import code_cells, run_cells
 
+pytestmark = pytest.mark.slow  # asks Spark
+
 EXAMPLE = ROOT / "examples" / "notebooks" / "report.ipynb"
 
 
-@pytest.mark.slow  # asks Spark
 def test_dataframes_in_and_out(spark: SparkSession, tmp_path: Path) -> None:
     """A filtered history gives the tables of a report, each with the columns of its description.
 
@@ -44,7 +45,6 @@ def test_dataframes_in_and_out(spark: SparkSession, tmp_path: Path) -> None:
     made.release()
 
 
-@pytest.mark.slow  # asks Spark
 def test_unusable_tables_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     small_history(operations=2).write(tmp_path)
     tables = read(spark, str(tmp_path))
@@ -56,7 +56,6 @@ def test_unusable_tables_are_refused(spark: SparkSession, tmp_path: Path) -> Non
         replay(spark, str(tmp_path), ["colour=1"])
 
 
-@pytest.mark.slow  # asks Spark
 def test_every_cell_of_the_example_runs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # other tests use it too
     notebook = json.loads(EXAMPLE.read_text(encoding="utf-8"))

@@ -68,11 +68,9 @@ class LogSource:
 
 
 @asynccontextmanager
-async def log_source(
-    address: str, *ends: int, epoch: int | None = None, token: str | None = None
-) -> AsyncIterator[LogSource]:
+async def log_source(address: str, *ends: int, epoch: int | None = None, token: str = "") -> AsyncIterator[LogSource]:
     """A source of `TOPIC` whose partitions end there."""
-    async with AsyncClient(address, token=token) as client, client.attach_source("broker", ["kafka/"]) as link:
+    async with AsyncClient(address, token=token or None) as client, client.attach_source("broker", ["kafka/"]) as link:
         source = LogSource(client, link, dict(enumerate(ends)), epoch)
         running = asyncio.create_task(source.run())
         try:

@@ -118,7 +118,8 @@ def report(
     wanted = {names.group_prefix(group) for group in groups.wanted.groups()}
     wanted |= {name for topic, _ in topics.wanted.partitions if (name := names.of_topic(topic)) is not None}
     entries.sort(key=lambda entry: entry.topic_prefix not in wanted)
-    state = SourceState.HELD if len(held) == len(late) > 0 and _are_groups(entries, names) else SourceState.STALE
+    are_groups = all(entry.topic_prefix.endswith("/") and entry.topic_prefix != names.prefix for entry in entries)
+    state = SourceState.HELD if len(held) == len(late) > 0 and are_groups else SourceState.STALE
     refusals = {why for _, why in [*topics.refused().values(), *groups.refused.values()]}
     if groups.reading_refused is not None:
         refusals.add(groups.reading_refused[1])
@@ -171,10 +172,6 @@ def _stale_groups(
             silent_s = now - groups.answered_at(group)
             if log is not None and silent_s >= FRESH_S:
                 yield StaleMarks(names.group_prefix(group), stale_ms=_ms(min(log[0], silent_s)), reason=log[1])
-
-
-def _are_groups(entries: Iterable[StaleMarks], names: MarkNames) -> bool:
-    return all(entry.topic_prefix.endswith("/") and entry.topic_prefix != names.prefix for entry in entries)
 
 
 def _ms(seconds: float) -> int:

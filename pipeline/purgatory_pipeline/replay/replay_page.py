@@ -202,10 +202,6 @@ class ReplayInfo:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def policy_name(policy: object) -> str | Markup:
-    return "unchanged" if policy == UNCHANGED else wording.name(policy)
-
-
 def _outcome(outcome: object) -> str:
     return wording.text(outcome).replace("_", " ")
 
@@ -215,7 +211,7 @@ COLUMNS: Final = {
     for column in (
         PageColumn("topic", "topic", wording.name),
         PageColumn("kind", "kind"),
-        PageColumn("policy", "policy", policy_name),
+        PageColumn("policy", "policy", lambda policy: "unchanged" if policy == UNCHANGED else wording.name(policy)),
         PageColumn("unchanged", "unchanged", _outcome),
         PageColumn("replayed", "replayed", _outcome),
         PageColumn("operations", "operations", wording.count),

@@ -21,8 +21,9 @@ from bench.pipeline.history.make import make_history
 from bench.pipeline.history.plan import Plan
 from tests.pipeline.archive.histories import History
 
+pytestmark = pytest.mark.slow  # asks Spark
 
-@pytest.mark.slow  # asks Spark
+
 def test_advised_timeouts_are_the_smallest_that_meet_the_objective(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,7 +54,6 @@ def test_advised_timeouts_are_the_smallest_that_meet_the_objective(
     assert both["burnt"].tolist() == pytest.approx((advised["expired_share"] / 0.05).tolist())
 
 
-@pytest.mark.slow  # asks Spark
 def test_error_budget_counts_expired_operations_by_the_day_of_their_end(spark: SparkSession, tmp_path: Path) -> None:
     """Failed, cancelled and immediate ones have not expired; the keys of signals are one topic."""
     history, days_ms = History(), {"Saturday": 0, "Sunday": 12 * 3_600_000}
@@ -75,7 +75,6 @@ def test_error_budget_counts_expired_operations_by_the_day_of_their_end(spark: S
     }  # fmt: skip
 
 
-@pytest.mark.slow  # asks Spark
 def test_timeouts_advised_for_three_days_meet_the_objective_on_the_next(spark: SparkSession, tmp_path: Path) -> None:
     """The advice is the largest of the needs of three days, so most topics meet it on a fourth."""
     make_history(Plan(8_000, runs=4, seed=5, hours=96), tmp_path)
