@@ -56,8 +56,8 @@ def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatc
     # The default conflicts with the certificate files, which are now set.
     monkeypatch.setenv("PURGATORY_TLS_CLIENT_AUTH", "required")
     monkeypatch.setenv("PURGATORY_INSECURE", "false")
-    monkeypatch.setenv("PURGATORY_WEBHOOKS_ALLOWED_HOSTS", "example.org")  # the default is empty, as if it were not set
-    monkeypatch.setenv("PURGATORY_HTTP_ALLOWED_HOSTS", "example.org")  # the same
+    for name in ("WEBHOOKS_ALLOWED_HOSTS", "HTTP_ALLOWED_HOSTS", "LAG_GROUPS"):
+        monkeypatch.setenv(f"PURGATORY_{name}", "example.org")  # the default is empty, as if it were not set
     monkeypatch.setenv("PURGATORY_FLEET_LOG", "postgresql://host/db")  # the same, as for the next three
     monkeypatch.setenv("PURGATORY_FLEET_ADDRESS", "host:7440")
     monkeypatch.setenv("PURGATORY_FLEET_TARGETS", "host:7440 host:7442")
