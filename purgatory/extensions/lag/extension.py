@@ -38,7 +38,7 @@ OWN_MAX: Final = 2_000
 LOGS_MAX: Final = 10_000
 """Partitions with a history: at most 120 MB."""
 PACE_READINGS: Final = 12
-"""The pace is the mean over this many readings. A group that has stood still for so many may have nothing to read."""
+"""The pace is the mean over this many readings. One that has not moved for all of them may have nothing to read."""
 
 
 class LagSettings(SettingsGroup):
