@@ -78,19 +78,20 @@ class OpenJournal:
             raise
         self.is_continued: Final = self._last is not None
         """Whether the journal existed before."""
-        last = self._last[0] if self._last else None
-        self.start_ms: Final = (
-            journal_now_ms(last, clocks())
-            if takeover is None or last is None
-            else last.engine_ms + takeover.passed_ms(last)
-        )
-        """Engine time at start, milliseconds."""
         self.to_restore: Final = self._store.count("registrations")
         """Number of rows of registrations."""
         self._journal: DurableJournal | None = None
         """Set once everything is restored."""
         self._sessions: Final[dict[int, Session]] = {}
         self._builder: Final = StatementBuilder()
+        last = self._last[0] if self._last else None
+        # Last, because the engine's clock starts from here: time that is spent in between would be missing in it.
+        self.start_ms: Final = (
+            journal_now_ms(last, clocks())
+            if takeover is None or last is None
+            else last.engine_ms + takeover.passed_ms(last)
+        )
+        """Engine time at start, milliseconds."""
 
     async def restore(self, host: Host) -> None:
         """Restore a new host and record its changes from then on.

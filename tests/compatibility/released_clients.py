@@ -47,10 +47,8 @@ def _install_go(folder: Path) -> None:
 def _install_java(folder: Path) -> None:
     [jar] = PACKAGES.glob("*.jar")
     shutil.copy(jar, folder)
-    fetch = f"-DoutputDirectory={folder}"
-    run_tool(
-        "JAVA", ["mvn", "-q", "-B", "-f", str(PACKAGES / "pom.xml"), "dependency:copy-dependencies", fetch], folder
-    )
+    fetch = ["dependency:copy-dependencies", f"-DoutputDirectory={folder}"]
+    run_tool("JAVA", ["mvn", "-q", "-B", "-f", str(PACKAGES / "pom.xml"), *fetch], folder)
     run_tool("JAVA", ["javac", "-cp", f"{folder}/*", "-d", str(folder), str(PACKAGES / "Resume.java")], folder)
 
 

@@ -35,7 +35,7 @@ from purgatory.service.rpc.session_requests import register_or_refuse
 from purgatory.service.translate.result_slices import packed, slices_of
 from purgatory.testing import ManualClock
 from tests.histories.worlds.archive import Life
-from tests.journal.kit import JournaledHost, PowerCut, keep, new_host, picture, register
+from tests.journal.kit import JournaledHost, PowerCut, clocks_of, keep, new_host, picture, register
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
@@ -149,6 +149,17 @@ async def test_a_wait_over_a_restart_has_the_time_that_is_left(
 def test_an_unknown_boot_is_another_one() -> None:
     last = LAST._replace(boot_id="")
     assert journal_now_ms(last, ClockReading(last.wall_ms + 7, last.boot_ms + 9_000, "")) == last.engine_ms + 7
+
+
+async def test_pause_while_the_clocks_are_read_shortens_no_timeout(tmp_path: Path) -> None:
+    clock = ManualClock()
+    read, host = clocks_of(clock), new_host(clock)
+    opened = OpenJournal(tmp_path, is_sync=True, clocks=lambda: (read(), clock.jump(50))[0])
+    await opened.restore(host)
+    assert await opened.close(PATIENCE_S)
+    opened = await keep(new_host(clock), tmp_path, clock)
+    assert opened.start_ms <= clock.now_ms(), "time that has not passed"
+    assert await opened.close(PATIENCE_S)
 
 
 def test_a_new_journal_begins_at_the_wall_clock() -> None:

@@ -18,8 +18,7 @@ class Billing:
     """A group on partition 0 of a topic of the same name."""
 
     def __init__(self, clients: ClusterClients, topic: str) -> None:
-        self.clients = clients
-        self.topic = topic
+        self.clients, self.topic = clients, topic
         self.written: list[tuple[float, float]] = []
         """For each record: not written before, and acknowledged."""
         self.start = 0

@@ -40,8 +40,7 @@ async def test_command_and_metrics_show_position_age_and_pace(run_daemon: RunDae
 
     async def run(group: str, code: int) -> list[str]:
         command = [sys.executable, "-m", "purgatory", "lag", group, "--http", f"http://{daemon.http_address}"]
-        ran = await asyncio.to_thread(run_program, command, code=code, env=daemon_environment())
-        return ran.stdout.splitlines()
+        return (await asyncio.to_thread(run_program, command, code=code, env=daemon_environment())).stdout.splitlines()
 
     async with log_source(daemon.address, 1_210, 5) as source, AsyncClient(daemon.address) as client:
         await source.processed(4, 5)
@@ -98,8 +97,7 @@ async def test_questions_of_one_caller_leave_room_for_those_of_others(
             await client.advance(f"kafka/{asked[0]}/orders-0", high_watermark=1)
             await until(daemon.http_address, lambda row: "endPerSecond" in row, *asked)
         for group, token, is_followed in (("billing", web, True), ("audit", greedy, False)):
-            row = await until(daemon.http_address, bool, group, token)
-            assert ("endPerSecond" in row) is is_followed
+            assert ("endPerSecond" in await until(daemon.http_address, bool, group, token)) is is_followed
 
 
 async def test_caller_sees_only_marks_that_it_may_wait_on(run_daemon: RunDaemon, tmp_path: Path) -> None:

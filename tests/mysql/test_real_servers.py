@@ -43,7 +43,6 @@ FAST = "servers=p,r1,r2&poll_ms=5&idle_poll_ms=20&timeout_ms=300&user=root"
 class LocalMariaDB:
     """A server on loopback, in a folder of its own that begins as a copy of one which `install` has made."""
 
-    name = "MariaDB"
     program = shutil.which("mariadbd")
     installer: ClassVar = ["mariadb-install-db", "--skip-test-db", "--auth-root-authentication-method=normal"]
     sizes: ClassVar = ["--innodb-log-file-size=8M", "--innodb-buffer-pool-size=8M"]
@@ -95,8 +94,7 @@ class LocalMariaDB:
             cursor = connection.cursor()
             for one in statements:
                 cursor.execute(one)
-            row = cursor.fetchone()
-            return row[0] if row else None
+            return (cursor.fetchone() or [None])[0]
 
     def follow(self, primary: "LocalMariaDB", delay: int = 0) -> None:
         follow = self.follow_source.format(port=primary.port, delay=delay)
@@ -126,7 +124,6 @@ _MYSQLD = os.environ.get("PURGATORY_TEST_MYSQLD") or shutil.which("mysqld")
 class LocalMySQL(LocalMariaDB):
     """The same of MySQL. The program `mysqld` may also be MariaDB's."""
 
-    name = "MySQL"
     program = _MYSQLD if _MYSQLD and Path(_MYSQLD).resolve().name != "mariadbd" else None
     installer: ClassVar = [str(program), "--initialize-insecure"]
     sizes: ClassVar = ["--innodb-redo-log-capacity=32M", "--innodb-buffer-pool-size=8M", "--secure-file-priv=NULL"]
@@ -167,8 +164,8 @@ only_mysql = pytest.mark.parametrize("kind", [LocalMySQL], indirect=True, ids=["
 def kind(request: pytest.FixtureRequest) -> type[LocalMariaDB]:
     kind: type[LocalMariaDB] = request.param
     if kind.program is None:
-        advice = "install mariadb-server; for MySQL, .ci/mysql makes a command for PURGATORY_TEST_MYSQLD"
-        skip_unless_required(kind.name.upper(), f"no server of {kind.name} found: {advice}")
+        advice = "no server: install mariadb-server; for MySQL, .ci/mysql makes a command for PURGATORY_TEST_MYSQLD"
+        skip_unless_required(kind.__name__.removeprefix("Local").upper(), advice)
     return kind
 
 

@@ -5,7 +5,6 @@ import re
 from typing import Final
 
 from purgatory_client import AsyncClient, Result, at_least, mark, signal, waits
-from purgatory_client.terms import Term
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.engine import plain
@@ -129,11 +128,9 @@ def wait_of(given: plain.Operation) -> waits.Wait:
         return waits.signal(
             counts, timeout=timeout, any=given.any_key, from_now=given.from_now, heartbeat_timeout=heartbeat
         )
-    terms = [term_of(item) for item in given.items]
+    terms = [
+        signal(item.name[0], item.offset) if item.name[1] < 0 else mark(item.name, item.offset) for item in given.items
+    ]
     count = len(terms) - given.unless_count
     condition = at_least(given.required_terms or count, *terms[:count])
     return waits.wait(condition, unless=terms[count:], timeout=timeout)
-
-
-def term_of(item: plain.Item) -> Term:
-    return signal(item.name[0], item.offset) if item.name[1] < 0 else mark(item.name, item.offset)

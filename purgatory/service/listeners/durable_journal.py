@@ -388,8 +388,9 @@ class DurableJournal(Journal):
         to different moments, and a crash would restore a state that never existed.
         """
         self._group_number += 1
-        reading = self._read_clocks()
-        moment = Moment(self._time.now_ms(), reading.wall_ms, reading.boot_ms, reading.boot_id)
+        # In this order: with a pause in between, waits expire later after a restart, instead of too early.
+        engine_ms, reading = self._time.now_ms(), self._read_clocks()
+        moment = Moment(engine_ms, reading.wall_ms, reading.boot_ms, reading.boot_id)
         self._sealed_ms = moment.engine_ms
         group = Group(self._group_number, moment)
         collected, snapshots = self._collected, self._engine.snapshots
