@@ -130,11 +130,11 @@ class Tasks(Extension):
             raise _failure(params)
         [answer] = collected.results
         if answer.outcome == Outcome.CANCELLED:
-            return _task(params.task_id, "cancelled")
+            return _task(params.task_id, "cancelled", answer.waited)
         ended = waited(answer)
         content = [{"type": "text", "text": json.dumps(ended)}]
         result = {"content": content, "structuredContent": ended, "isError": False}
-        return {**_task(params.task_id, "completed"), "result": result}
+        return {**_task(params.task_id, "completed", answer.waited), "result": result}
 
     async def _cancel(self, ctx: Call, params: TaskParams) -> HandlerResult:
         try:
@@ -164,9 +164,8 @@ def _failure(params: TaskParams, error: PurgatoryClientError | None = None) -> M
     return MCPError(INTERNAL_ERROR, f"the daemon cannot answer, ask again: {error}")
 
 
-def _task(task_id: str, status: str) -> dict[str, Any]:
-    began, now = (
-        datetime.fromtimestamp(at, UTC).isoformat() for at in (int(task_id.split("-")[1]) / 1000, time.time())
-    )
-    times = {"createdAt": began, "lastUpdatedAt": now, "ttlMs": TTL_MS, "pollIntervalMs": POLL_MS}
+def _task(task_id: str, status: str, waited_s: float = 0.0) -> dict[str, Any]:
+    began_s = int(task_id.split("-")[1]) / 1000
+    began, updated = (datetime.fromtimestamp(at, UTC).isoformat() for at in (began_s, began_s + waited_s))
+    times = {"createdAt": began, "lastUpdatedAt": updated, "ttlMs": TTL_MS, "pollIntervalMs": POLL_MS}
     return {"taskId": task_id, "status": status, **times}

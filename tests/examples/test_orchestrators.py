@@ -9,7 +9,7 @@ from purgatory_client import AsyncClient
 from examples.orchestrators import airflow_watcher
 from examples.orchestrators.airflow_watcher import MarkMoved
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import until_pending
+from tests.kit.eventually import PATIENCE_S, until_pending
 
 
 class AssetState(dict[str, int]):
@@ -31,7 +31,7 @@ def recreated(mark: str, every: int, state: AssetState) -> Any:  # noqa: ANN401 
     return trigger.run()
 
 
-async def test_restarted_watcher_repeats_nothing_and_misses_nothing(
+async def test_restarted_watcher_repeats_an_event_until_its_position_is_kept(
     shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two watchers share one session, and progress from before the first start is not an event."""
@@ -44,14 +44,14 @@ async def test_restarted_watcher_repeats_nothing_and_misses_nothing(
         await until_pending(client, 2)
         assert len({one.session_id async for one in client.operations()}) == 1
         await client.advance("asset-0", high_watermark=20)
-        assert await watching[0] == {"mark": "asset-0", "from": 7, "to": 20}
-        following = asyncio.ensure_future(anext(first))  # the event is stored, and the triggerer asks for the next one
-        await until_pending(client, 2)
-        for one in (following, watching[1]):
-            one.cancel()
-        await asyncio.gather(following, watching[1], return_exceptions=True)
+        for kept_after_s, kept in ((PATIENCE_S, 7), (0, 20)):  # the first is killed before it keeps it
+            monkeypatch.setattr(airflow_watcher, "KEPT_AFTER_S", kept_after_s)
+            events = recreated("asset-0", 10, first_state)
+            assert await watching[0] == await anext(events) == {"mark": "asset-0", "from": 7, "to": 20}
+            await asyncio.wait([following := asyncio.ensure_future(anext(events))], timeout=0.01)
+            assert first_state == {"purgatory asset-0": kept}
+            following.cancel()
+        watching[1].cancel()
         await client.advance("asset-0", high_watermark=31)
-        again = recreated("asset-0", 10, first_state)
-        assert await anext(again) == {"mark": "asset-0", "from": 20, "to": 31}
-        await again.aclose()
+        assert await anext(recreated("asset-0", 10, first_state)) == {"mark": "asset-0", "from": 20, "to": 31}
         await airflow_watcher.client().close()
