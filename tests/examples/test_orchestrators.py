@@ -9,7 +9,7 @@ from purgatory_client import AsyncClient
 from examples.orchestrators import airflow_watcher
 from examples.orchestrators.airflow_watcher import MarkMoved
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import PATIENCE_S, until_pending
+from tests.kit.eventually import PATIENCE_S, eventually, until_pending
 
 
 class AssetState(dict[str, int]):
@@ -49,7 +49,7 @@ async def test_restarted_watcher_repeats_an_event_until_its_position_is_kept(
             events = recreated("asset-0", 10, first_state)
             assert await watching[0] == await anext(events) == {"mark": "asset-0", "from": 7, "to": 20}
             await asyncio.wait([following := asyncio.ensure_future(anext(events))], timeout=0.01)
-            assert first_state == {"purgatory asset-0": kept}
+            await eventually(lambda: first_state == {"purgatory asset-0": kept})  # noqa: B023 - awaited at once
             following.cancel()
         watching[1].cancel()
         await client.advance("asset-0", high_watermark=31)
